@@ -1,0 +1,106 @@
+//! One Parquet file of one table: how it is written, and how it is checked before anyone
+//! believes it.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::reader::ChunkReader;
+
+use crate::schema::{SCHEMA_VERSION, Table};
+
+const TABLE_KEY: &str = "vramscope.table";
+const VERSION_KEY: &str = "vramscope.schema_version";
+
+/// Why a file cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Not Parquet, truncated, or damaged.
+    #[error("not a readable Parquet file: {0}")]
+    Parquet(#[from] ParquetError),
+    /// Rows could not be decoded.
+    #[error("damaged rows: {0}")]
+    Arrow(#[from] arrow::error::ArrowError),
+    /// Columns differ from the table's.
+    #[error("columns do not fit table {table}: {detail}")]
+    Schema {
+        /// Table that was meant.
+        table: &'static str,
+        /// First difference found.
+        detail: String,
+    },
+}
+
+/// Writes rows of one table as one Parquet file in memory.
+pub fn encode(table: Table, batches: &[RecordBatch]) -> Result<Vec<u8>, ParquetError> {
+    // Level 1: level 3 takes twice the time for a few per cent of the bytes on our events.
+    let level = ZstdLevel::try_new(1)?;
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(level))
+        .set_key_value_metadata(Some(vec![
+            KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
+            KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
+        ]))
+        .build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties))?;
+    for batch in batches {
+        writer.write(batch)?;
+    }
+    writer.into_inner()
+}
+
+/// Reads and checks a whole file: every row group is decoded, so that what is accepted here
+/// can be read later. Columns the table gained since the file was written come back as NULL.
+pub fn decode<R: ChunkReader + 'static>(table: Table, file: R) -> Result<Vec<RecordBatch>, ReadError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+    check_schema(table, builder.schema())?;
+    let mut batches = Vec::new();
+    for batch in builder.build()? {
+        batches.push(conform(table, &batch?)?);
+    }
+    Ok(batches)
+}
+
+fn check_schema(table: Table, found: &SchemaRef) -> Result<(), ReadError> {
+    let wrong = |detail: String| ReadError::Schema { table: table.name(), detail };
+    let wanted = table.schema();
+    for field in found.fields() {
+        let Some((_, known)) = wanted.fields().find(field.name()) else {
+            return Err(wrong(format!("unknown column {:?}", field.name())));
+        };
+        if known.data_type() != field.data_type() {
+            return Err(wrong(format!(
+                "column {:?} is {}, expected {}",
+                field.name(),
+                field.data_type(),
+                known.data_type()
+            )));
+        }
+    }
+    for field in wanted.fields() {
+        if !field.is_nullable() && found.fields().find(field.name()).is_none() {
+            return Err(wrong(format!("column {:?} is missing", field.name())));
+        }
+    }
+    Ok(())
+}
+
+/// Puts the columns into the table's order and adds missing nullable ones.
+fn conform(table: Table, batch: &RecordBatch) -> Result<RecordBatch, ReadError> {
+    let schema = table.schema();
+    let columns = schema
+        .fields()
+        .iter()
+        .map(|field| match batch.column_by_name(field.name()) {
+            Some(column) => Arc::clone(column),
+            None => arrow::array::new_null_array(field.data_type(), batch.num_rows()),
+        })
+        .collect();
+    Ok(RecordBatch::try_new(schema, columns)?)
+}
