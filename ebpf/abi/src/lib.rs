@@ -1,0 +1,222 @@
+//! The records that the BPF programs write into the ring buffer and the agent reads, and the
+//! names of the maps both sides share. Fixed layout, little-endian, 8-byte aligned.
+//!
+//! Invariants:
+//! - every record starts with its `kind`, and its size follows from the kind alone;
+//! - `seq` is dense: each value taken belongs to exactly one record or one counted loss;
+//! - a free takes its `seq` at entry and an allocation at return, so that an address which one
+//!   thread frees and another gets again is seen in the true order.
+//!
+//! Changing a layout here makes pinned programs of an older agent unreadable: the agent names
+//! its pin folder after the BPF object's hash, so that old and new never meet.
+
+#![no_std]
+
+/// Frames of a frame-pointer stack that fit into one record.
+pub const STACK_FRAMES: usize = 64;
+
+/// Nested traced calls kept per thread. The runtime calls the driver: two in practice.
+pub const MAX_DEPTH: usize = 8;
+
+/// Bytes of the ring buffer; about 23,000 records with stacks.
+pub const RING_BYTES: u32 = 16 << 20;
+
+/// Threads that may have been inside a traced call and still live.
+pub const MAX_THREADS: u32 = 65_536;
+
+/// A call, without a stack: it was made inside another traced call, whose record has the stack.
+pub const KIND_CALL: u32 = 1;
+/// A call with its stack.
+pub const KIND_CALL_STACK: u32 = 2;
+/// A process replaced its program.
+pub const KIND_EXEC: u32 = 3;
+/// A thread-group leader exited.
+pub const KIND_EXIT: u32 = 4;
+
+/// One finished call.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    pub kind: u32,
+    /// Row of the agent's hook table, from the probe's cookie.
+    pub hook: u32,
+    pub tgid: u32,
+    pub tid: u32,
+    /// When the call took effect, in the host's order.
+    pub seq: u64,
+    /// CLOCK_MONOTONIC nanoseconds at entry; with `tid` it names the call.
+    pub enter_ns: u64,
+    /// The same at return.
+    pub exit_ns: u64,
+    /// `enter_ns` of the nearest enclosing recorded call of this thread, 0 if there is none.
+    pub parent_enter_ns: u64,
+    /// Integer arguments in the System V order.
+    pub args: [u64; 6],
+    /// What the out-pointer argument pointed to at return; see [`FLAG_OUT`].
+    pub out: u64,
+    /// Context last made current by this thread; see [`FLAG_CONTEXT`].
+    pub context: u64,
+    /// Device last chosen by this thread through the runtime; see [`FLAG_DEVICE`].
+    pub device: i32,
+    /// The call's return value, a CUresult or cudaError_t.
+    pub result: i32,
+    pub flags: u32,
+    /// Frames in the stack that follows, 0 with [`KIND_CALL`].
+    pub frames: u32,
+}
+
+/// A call and its return addresses, innermost first.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CallStack {
+    pub call: Call,
+    pub stack: [u64; STACK_FRAMES],
+}
+
+/// An exec or exit.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    pub kind: u32,
+    pub tgid: u32,
+    pub seq: u64,
+    /// CLOCK_MONOTONIC nanoseconds.
+    pub at_ns: u64,
+}
+
+/// `out` holds a value.
+pub const FLAG_OUT: u32 = 1;
+/// The out-pointer could not be read: the address given is not known.
+pub const FLAG_OUT_FAULT: u32 = 2;
+/// `context` holds a value.
+pub const FLAG_CONTEXT: u32 = 4;
+/// `device` holds a value.
+pub const FLAG_DEVICE: u32 = 8;
+/// The stack filled all frames: callers beyond are missing.
+pub const FLAG_STACK_FULL: u32 = 16;
+
+/// What a probe does, packed into its cookie so that hooks are table rows and not programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cookie {
+    /// Row of the agent's hook table.
+    pub hook: u16,
+    /// Index of the out-pointer argument, [`NO_ARG`] if there is none.
+    pub out_arg: u8,
+    pub action: Action,
+    /// Take `seq` at entry (frees) instead of at return (allocations).
+    pub seq_at_entry: bool,
+    /// Copy the stack if the call is the outermost.
+    pub stack: bool,
+}
+
+/// No argument.
+pub const NO_ARG: u8 = 0xff;
+
+/// What the return probe does with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Action {
+    /// Send a record.
+    Record = 0,
+    /// Remember the first argument as this thread's context; no record.
+    SetContext = 1,
+    /// Remember the first argument as this thread's device; no record.
+    SetDevice = 2,
+    /// This thread's context is not known any more; no record.
+    ForgetContext = 3,
+    /// Send a record and remember the out value as this thread's context.
+    RecordContext = 4,
+}
+
+impl Cookie {
+    pub const fn pack(self) -> u64 {
+        self.hook as u64
+            | (self.out_arg as u64) << 16
+            | (self.action as u64) << 24
+            | (self.seq_at_entry as u64) << 32
+            | (self.stack as u64) << 33
+    }
+
+    pub const fn unpack(value: u64) -> Self {
+        Self {
+            hook: value as u16,
+            out_arg: (value >> 16) as u8,
+            action: match (value >> 24) as u8 {
+                1 => Action::SetContext,
+                2 => Action::SetDevice,
+                3 => Action::ForgetContext,
+                4 => Action::RecordContext,
+                _ => Action::Record,
+            },
+            seq_at_entry: (value >> 32) & 1 == 1,
+            stack: (value >> 33) & 1 == 1,
+        }
+    }
+}
+
+/// Why the kernel side could not pass something on: the index into the map `LOST`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Loss {
+    /// The ring buffer was full.
+    RingFull = 0,
+    /// The table of threads was full: the call was not seen.
+    ThreadsFull = 1,
+    /// More than [`MAX_DEPTH`] calls nested: the innermost was not seen.
+    TooDeep = 2,
+    /// A call was entered and never returned to its caller (longjmp, or a thread that died).
+    MissedReturn = 3,
+    /// A call returned whose entry was not seen (it was under way when the probe came).
+    MissedEntry = 4,
+    /// The address an allocation gave could not be read.
+    ReadFault = 5,
+}
+
+impl Loss {
+    pub const COUNT: u32 = 6;
+    pub const ALL: [Loss; 6] = [
+        Loss::RingFull,
+        Loss::ThreadsFull,
+        Loss::TooDeep,
+        Loss::MissedReturn,
+        Loss::MissedEntry,
+        Loss::ReadFault,
+    ];
+
+    /// The name in `agent_windows.lost_by_cause`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Loss::RingFull => "ring_full",
+            Loss::ThreadsFull => "threads_full",
+            Loss::TooDeep => "too_deep",
+            Loss::MissedReturn => "missed_return",
+            Loss::MissedEntry => "missed_entry",
+            Loss::ReadFault => "read_fault",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookies_survive_packing() {
+        let cookie = Cookie {
+            hook: 513,
+            out_arg: NO_ARG,
+            action: Action::RecordContext,
+            seq_at_entry: true,
+            stack: false,
+        };
+        assert_eq!(Cookie::unpack(cookie.pack()), cookie);
+    }
+
+    /// The kernel side and the agent are compiled by different compilers: sizes are pinned.
+    #[test]
+    fn layouts_have_no_padding() {
+        assert_eq!(size_of::<Call>(), 16 + 4 * 8 + 48 + 16 + 16);
+        assert_eq!(size_of::<CallStack>(), size_of::<Call>() + 8 * STACK_FRAMES);
+        assert_eq!(size_of::<Process>(), 24);
+    }
+}

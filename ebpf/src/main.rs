@@ -1,0 +1,362 @@
+//! The kernel side: one entry program and one return program serve every hooked function; what
+//! differs between functions comes in the probe's cookie (`vramscope_ebpf_abi::Cookie`).
+//!
+//! Invariants:
+//! - nothing is evicted: a table that is full counts the call it could not take;
+//! - no per-CPU scratch memory: uprobe programs may be preempted by others of the same CPU, so
+//!   state lives in the calling thread's own entry and records are built inside the ring;
+//! - the traced thread never waits for the agent.
+
+#![no_std]
+#![no_main]
+// The BPF target's `core` declares atomics without read-modify-write, though BPF has them since
+// kernel 5.12: the intrinsic is the way to the instruction.
+#![feature(core_intrinsics)]
+#![allow(internal_features)]
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use aya_ebpf::{
+    EbpfContext,
+    bindings::pt_regs,
+    helpers::{
+        bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_user,
+        generated::{bpf_get_attach_cookie, bpf_get_stack, bpf_map_update_elem},
+    },
+    macros::{map, raw_tracepoint, uprobe, uretprobe},
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
+    programs::{ProbeContext, RawTracePointContext, RetProbeContext},
+};
+use vramscope_ebpf_abi::{
+    Action, Call, CallStack, Cookie, FLAG_CONTEXT, FLAG_DEVICE, FLAG_OUT, FLAG_OUT_FAULT,
+    FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Loss, MAX_DEPTH,
+    MAX_THREADS, NO_ARG, Process, RING_BYTES, STACK_FRAMES,
+};
+
+const BPF_F_NO_PREALLOC: u32 = 1;
+const BPF_F_USER_STACK: u64 = 1 << 8;
+const BPF_NOEXIST: u64 = 1;
+
+/// A call that was entered and has not returned.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct InFlight {
+    /// Stack pointer at entry: it tells nested calls from abandoned ones.
+    sp: u64,
+    cookie: u64,
+    enter_ns: u64,
+    /// `enter_ns` of this call if it sends a record, else of the nearest enclosing one that does.
+    chain_ns: u64,
+    seq: u64,
+    args: [u64; 6],
+}
+
+/// What is known about one thread.
+#[repr(C)]
+struct Thread {
+    depth: u64,
+    context: u64,
+    device: i32,
+    known: u32,
+    calls: [InFlight; MAX_DEPTH],
+}
+
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+
+/// Keyed by thread id. Entries are made at a thread's first call and removed at its exit.
+#[map]
+static THREADS: HashMap<u32, Thread> =
+    HashMap::with_max_entries(MAX_THREADS, BPF_F_NO_PREALLOC);
+
+/// One zeroed entry, never written: a new thread's value is copied from here, since a `Thread`
+/// is too large for the 512-byte BPF stack.
+#[map]
+static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
+
+/// The next sequence number.
+#[map]
+static SEQ: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Losses by `Loss`.
+#[map]
+static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(Loss::COUNT, 0);
+
+#[inline(always)]
+fn lose(cause: Loss) {
+    if let Some(count) = LOST.get_ptr_mut(cause as u32) {
+        // SAFETY: the pointer is this CPU's slot. Two programs on one CPU may interleave, so
+        // the addition is atomic.
+        unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(count, 1) };
+    }
+}
+
+#[inline(always)]
+fn next_seq() -> u64 {
+    match SEQ.get_ptr_mut(0) {
+        // SAFETY: the slot is aligned, lives as long as the map, and is only used atomically.
+        Some(seq) => unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(seq, 1) },
+        None => 0,
+    }
+}
+
+#[inline(always)]
+fn thread(tid: u32) -> Option<*mut Thread> {
+    if let Some(thread) = THREADS.get_ptr_mut(tid) {
+        return Some(thread);
+    }
+    let template = NEW_THREAD.get_ptr(0)?;
+    // SAFETY: both pointers are valid for the map's key and value sizes; the kernel copies.
+    unsafe {
+        bpf_map_update_elem(
+            (&raw const THREADS).cast_mut().cast(),
+            (&raw const tid).cast(),
+            template.cast(),
+            BPF_NOEXIST,
+        );
+    }
+    THREADS.get_ptr_mut(tid)
+}
+
+/// Drops calls that were abandoned: a live enclosing call has its stack pointer above ours.
+#[inline(always)]
+fn drop_abandoned(thread: &mut Thread, sp: u64) {
+    for _ in 0..MAX_DEPTH {
+        let depth = thread.depth;
+        if depth == 0 || depth > MAX_DEPTH as u64 {
+            break;
+        }
+        let top = &thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
+        if top.sp > sp {
+            break;
+        }
+        lose(Loss::MissedReturn);
+        thread.depth = depth - 1;
+    }
+}
+
+#[uprobe]
+pub fn enter(ctx: ProbeContext) -> u32 {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    let Some(thread) = thread(tid) else {
+        lose(Loss::ThreadsFull);
+        return 0;
+    };
+    // SAFETY: the entry belongs to the running thread alone; no other program writes it.
+    let thread = unsafe { &mut *thread };
+    // SAFETY: the kernel passes the thread's registers.
+    let regs: &pt_regs = unsafe { &*ctx.regs };
+    let sp = regs.rsp;
+    drop_abandoned(thread, sp);
+    let depth = thread.depth;
+    if depth >= MAX_DEPTH as u64 {
+        lose(Loss::TooDeep);
+        return 0;
+    }
+    // SAFETY: the helper takes the program's context.
+    let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    let cookie = Cookie::unpack(packed);
+    let records = matches!(cookie.action, Action::Record | Action::RecordContext);
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let chain_ns = if records {
+        now
+    } else if depth > 0 {
+        thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)].chain_ns
+    } else {
+        0
+    };
+    thread.calls[(depth as usize) & (MAX_DEPTH - 1)] = InFlight {
+        sp,
+        cookie: packed,
+        enter_ns: now,
+        chain_ns,
+        seq: if cookie.seq_at_entry { next_seq() } else { 0 },
+        args: [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9],
+    };
+    thread.depth = depth + 1;
+    0
+}
+
+#[uretprobe]
+pub fn leave(ctx: RetProbeContext) -> u32 {
+    let pid_tgid = bpf_get_current_pid_tgid();
+    let tid = pid_tgid as u32;
+    let Some(thread) = THREADS.get_ptr_mut(tid) else {
+        lose(Loss::MissedEntry);
+        return 0;
+    };
+    // SAFETY: as in `enter`.
+    let thread = unsafe { &mut *thread };
+    // SAFETY: the kernel passes the thread's registers.
+    let regs: &pt_regs = unsafe { &*ctx.regs };
+    // The return popped the return address: at entry the stack pointer was one word lower.
+    let sp = regs.rsp - 8;
+    drop_abandoned(thread, sp - 1);
+    let depth = thread.depth;
+    if depth == 0 || depth > MAX_DEPTH as u64 {
+        lose(Loss::MissedEntry);
+        return 0;
+    }
+    let top = &thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
+    // SAFETY: the helper takes the program's context.
+    let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    if top.sp != sp || top.cookie != packed {
+        lose(Loss::MissedEntry);
+        return 0;
+    }
+    thread.depth = depth - 1;
+
+    let cookie = Cookie::unpack(packed);
+    let result = regs.rax as i32;
+    let succeeded = result == 0;
+    let first_arg = top.args[0];
+    match cookie.action {
+        Action::SetContext => {
+            if succeeded {
+                thread.context = first_arg;
+                thread.known |= FLAG_CONTEXT;
+            }
+            return 0;
+        }
+        Action::SetDevice => {
+            if succeeded {
+                thread.device = first_arg as i32;
+                thread.known |= FLAG_DEVICE;
+            }
+            return 0;
+        }
+        Action::ForgetContext => {
+            if succeeded {
+                thread.known &= !FLAG_CONTEXT;
+            }
+            return 0;
+        }
+        Action::Record | Action::RecordContext => {}
+    }
+
+    let mut flags = 0;
+    let mut out = 0;
+    if cookie.out_arg != NO_ARG && succeeded {
+        let pointer = top.args[(cookie.out_arg & 3) as usize] as *const u64;
+        // SAFETY: the helper checks the address.
+        match unsafe { bpf_probe_read_user(pointer) } {
+            Ok(value) => {
+                out = value;
+                flags |= FLAG_OUT;
+            }
+            Err(_) => {
+                lose(Loss::ReadFault);
+                flags |= FLAG_OUT_FAULT;
+            }
+        }
+    }
+    if cookie.action as u8 == Action::RecordContext as u8 && flags & FLAG_OUT != 0 {
+        thread.context = out;
+        thread.known |= FLAG_CONTEXT;
+    }
+
+    let parent_enter_ns = if depth > 1 {
+        thread.calls[((depth - 2) as usize) & (MAX_DEPTH - 1)].chain_ns
+    } else {
+        0
+    };
+    let seq = if cookie.seq_at_entry { top.seq } else { next_seq() };
+    let mut call = Call {
+        kind: KIND_CALL,
+        hook: cookie.hook as u32,
+        tgid: (pid_tgid >> 32) as u32,
+        tid,
+        seq,
+        enter_ns: top.enter_ns,
+        // SAFETY: a helper without arguments.
+        exit_ns: unsafe { bpf_ktime_get_ns() },
+        parent_enter_ns,
+        args: top.args,
+        out,
+        context: thread.context,
+        device: thread.device,
+        result,
+        flags: flags | thread.known,
+        frames: 0,
+    };
+
+    if cookie.stack && parent_enter_ns == 0 {
+        let Some(mut entry) = EVENTS.reserve::<CallStack>(0) else {
+            lose(Loss::RingFull);
+            return 0;
+        };
+        let record = entry.as_mut_ptr();
+        // SAFETY: the record is reserved memory of that size; the helper writes at most the
+        // size given.
+        unsafe {
+            let stack = (&raw mut (*record).stack).cast();
+            let size = (STACK_FRAMES * 8) as u32;
+            let bytes = bpf_get_stack(ctx.as_ptr(), stack, size, BPF_F_USER_STACK);
+            if bytes > 0 {
+                call.frames = (bytes / 8) as u32;
+                if call.frames >= STACK_FRAMES as u32 {
+                    call.flags |= FLAG_STACK_FULL;
+                }
+            }
+            call.kind = KIND_CALL_STACK;
+            (*record).call = call;
+        }
+        entry.submit(0);
+    } else {
+        let Some(mut entry) = EVENTS.reserve::<Call>(0) else {
+            lose(Loss::RingFull);
+            return 0;
+        };
+        entry.write(call);
+        entry.submit(0);
+    }
+    0
+}
+
+#[inline(always)]
+fn process_record(kind: u32, tgid: u32) {
+    let Some(mut entry) = EVENTS.reserve::<Process>(0) else {
+        lose(Loss::RingFull);
+        return;
+    };
+    entry.write(Process {
+        kind,
+        tgid,
+        seq: next_seq(),
+        // SAFETY: a helper without arguments.
+        at_ns: unsafe { bpf_ktime_get_ns() },
+    });
+    entry.submit(0);
+}
+
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+pub fn exec(_ctx: RawTracePointContext) -> i32 {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // Calls in flight died with the old program.
+    let _ = THREADS.remove(tgid);
+    process_record(KIND_EXEC, tgid);
+    0
+}
+
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+pub fn exit(_ctx: RawTracePointContext) -> i32 {
+    let pid_tgid = bpf_get_current_pid_tgid();
+    let (tgid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
+    let _ = THREADS.remove(tid);
+    // A thread's exit frees nothing; the agent checks that the others are gone as well.
+    if tid == tgid {
+        process_record(KIND_EXIT, tgid);
+    }
+    0
+}
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
