@@ -1,0 +1,30 @@
+-- purpose: what is known now about each process lifetime
+-- reads: processes (raw)
+-- parameters: none
+-- columns:
+--   host | - | host name
+--   process_id | - | one process lifetime; a reused pid is another one
+--   pid | - | process id in the host's namespace
+--   exe | - | path of the executable
+--   command | - | command line, cut at 4096 bytes
+--   namespace | - | Kubernetes namespace
+--   pod | - | Kubernetes pod
+--   container_id | - | container, from the cgroup path
+--   started | time | when the process started
+--   ended | time | when it ended; NULL while it lives, or if the agent did not see its end
+--   updated | time | when this state was written
+--   coverage | - | list of (library, symbol, attached, reason); the view coverage has them as rows
+-- formulas:
+--   the row with the newest ts_ns of each process_id
+SELECT
+    host, process_id, pid, exe, command, namespace, pod, container_id, started, ended,
+    ts AS updated, coverage
+FROM (
+    SELECT
+        *,
+        row_number() OVER (
+            PARTITION BY process_id ORDER BY ts_ns DESC, batch_seq DESC
+        ) AS newest_first
+    FROM processes
+)
+WHERE newest_first = 1

@@ -1,0 +1,61 @@
+-- purpose: every allocation that succeeded and has no free, with who made it and how old it is
+-- reads: alloc_events (raw), stacks (raw), agent_windows (windows), processes (raw, by current_processes)
+-- parameters: none
+-- columns:
+--   host | - | host name
+--   process_id | - | one process lifetime
+--   pid | - | process id in the host's namespace
+--   exe | - | path of the executable
+--   namespace | - | Kubernetes namespace
+--   pod | - | Kubernetes pod
+--   process_ended | time | when the process ended; NULL while it lives. An allocation that outlives its process is one whose end was lost
+--   gpu_uuid | - | the card; NULL if not certain
+--   device | - | device ordinal as the process sees it
+--   memory_kind | - | device, managed, pinned_host, registered_host, vmm_physical, pool, array
+--   address | - | address of the allocation
+--   bytes | bytes | its size
+--   allocated_at | time | when it was made
+--   age_seconds | s | from then to the newest event or window of the same host in the data, not to the present: an old trace does not age
+--   stack_id | - | stack that made it; joins stacks
+--   folded | - | function names, outermost first, joined by ';'; NULL without a stack
+--   seq | - | seq of the allocation's row in alloc_events
+-- formulas:
+--   one row per counted row with op alloc or register that no counted free or unregister names in alloc_seq, within host, agent_id and process_id; failed frees end nothing
+WITH newest AS (
+    SELECT host, max(ts_ns) AS ts_ns
+    FROM (
+        SELECT host, ts_ns FROM alloc_events
+        UNION ALL
+        SELECT host, ts_ns FROM agent_windows
+    )
+    GROUP BY host
+),
+-- Every host that ran the code has a row for the same stack: one of them is enough, more would
+-- multiply allocations.
+stack_names AS (
+    SELECT stack_id, min(folded) AS folded FROM stacks GROUP BY stack_id
+)
+SELECT
+    a.host, a.process_id, a.pid, p.exe, p.namespace, p.pod, p.ended AS process_ended,
+    a.gpu_uuid, a.device, a.memory_kind, a.address, a.bytes,
+    a.ts AS allocated_at,
+    (n.ts_ns - a.ts_ns) / 1e9 AS age_seconds,
+    a.stack_id, s.folded, a.seq
+FROM alloc_events AS a
+JOIN newest AS n ON n.host = a.host
+LEFT JOIN current_processes AS p ON p.process_id = a.process_id
+LEFT JOIN stack_names AS s ON s.stack_id = a.stack_id
+WHERE a.counted
+  AND a.op IN ('alloc', 'register')
+  AND coalesce(a.result, 0) = 0
+  AND NOT EXISTS (
+    SELECT 1
+    FROM alloc_events AS f
+    WHERE f.host = a.host
+      AND f.agent_id = a.agent_id
+      AND f.process_id = a.process_id
+      AND f.alloc_seq = a.seq
+      AND f.counted
+      AND f.op IN ('free', 'unregister')
+      AND coalesce(f.result, 0) = 0
+  )

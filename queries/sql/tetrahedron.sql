@@ -1,0 +1,227 @@
+-- purpose: the four vertices of memory pressure (allocation, fragmentation, leak, peak) for every process, pod, device and host
+-- reads: alloc_events (raw, by call_chains), devices (raw), agent_windows (windows), processes (raw, by current_processes)
+-- parameters: none
+-- columns:
+--   level | - | process, pod, device or host: what the row is about
+--   host | - | host name
+--   namespace | - | Kubernetes namespace (levels process and pod)
+--   pod | - | Kubernetes pod (levels process and pod)
+--   process_id | - | one process lifetime (level process)
+--   pid | - | process id in the host's namespace (level process)
+--   exe | - | path of the executable (level process)
+--   gpu_uuid | - | the card; NULL if not certain, and on level host, whose rows cover all cards
+--   device | - | level process: ordinal as the process sees it; level device: NVML index; otherwise NULL
+--   live_bytes | bytes | allocation: traced device memory that is allocated now
+--   used_bytes | bytes | allocation: in use by NVML, newest sample; of the card (level device), of the processes on it (process, pod), of all cards (host); NULL if NVML does not say
+--   total_bytes | bytes | allocation: capacity of the card, of all cards on level host
+--   utilization_ratio | ratio | allocation: used_bytes / total_bytes on levels device and host, live_bytes / total_bytes on levels process and pod
+--   max_contiguous_block_bytes | bytes | fragmentation: largest request that would succeed; NULL, see fragmentation_reason
+--   external_ratio | ratio | fragmentation: NULL, see fragmentation_reason
+--   internal_ratio | ratio | fragmentation: NULL, see fragmentation_reason
+--   fragmentation_reason | - | why the fragmentation columns are NULL
+--   leaked_at_exit_bytes | bytes | leak: device memory that only the end of its process gave back
+--   growth_bytes_per_hour | bytes/h | leak: slope of live_bytes over the events; NULL with fewer than two moments
+--   peak_live_bytes | bytes | peak: largest live_bytes at any moment, over events
+--   peak_ratio | ratio | peak: peak_live_bytes / total_bytes
+--   host_live_bytes | bytes | pinned and registered main memory that is live now
+--   host_peak_bytes | bytes | largest host_live_bytes at any moment
+--   allocations | calls | calls that gave memory, of device and host kinds
+--   frees | calls | calls that gave memory back
+--   implicit_frees | allocations | allocations that ended without a call
+--   failed_allocations | calls | call chains that failed to allocate
+--   failed_frees | calls | call chains that failed to free
+--   first_event | time | oldest event behind the row
+--   last_event | time | newest event behind the row
+--   lost | calls | calls the host's agent lost in windows that touch the row's time; NULL if there are no windows
+--   lossy | - | lost > 0: the numbers of this row may be wrong; NULL if not known
+-- formulas:
+--   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host and agent
+--   device figures hold the kinds device, managed, vmm_physical, pool and array; host figures pinned_host and registered_host; virtual and sub-allocated bytes are in neither
+--   fragmentation needs a framework allocator's own blocks: holes between driver addresses are not holes in memory, so nothing is derived from them
+--   leaked_at_exit_bytes is what was live at the end, not a verdict: programs leave weights and workspaces to the exit
+--   growth_bytes_per_hour is the least-squares slope of live_bytes after each event against its time, warm-up included; a short window extrapolates wildly
+--   the row's time for lost: a process or pod from its start to its end, a device or host always
+WITH facts AS (
+    SELECT
+        c.host, c.agent_id, p.namespace, p.pod, c.process_id, c.pid, p.exe, c.gpu_uuid, c.device,
+        c.seq, c.ts, c.ts_ns,
+        coalesce(p.started, c.ts) AS since,
+        p.ended AS until,
+        CASE WHEN c.residence = 'device' THEN c.live_delta_bytes ELSE 0 END AS device_delta,
+        CASE WHEN c.residence = 'host' THEN c.live_delta_bytes ELSE 0 END AS host_delta,
+        CASE WHEN c.residence = 'device' AND c.implicit AND c.api = 'process_exit' THEN c.bytes ELSE 0 END AS exit_bytes,
+        c.residence = 'device' AND NOT c.failed AS moves_device,
+        CAST(NOT c.failed AND c.op IN ('alloc', 'register') AS BIGINT) AS is_allocation,
+        CAST(NOT c.failed AND c.op IN ('free', 'unregister') AND NOT c.implicit AS BIGINT) AS is_free,
+        CAST(NOT c.failed AND c.op IN ('free', 'unregister') AND c.implicit AS BIGINT) AS is_implicit_free,
+        CAST(c.failed AND c.op IN ('alloc', 'register') AS BIGINT) AS is_failed_allocation,
+        CAST(c.failed AND c.op IN ('free', 'unregister') AS BIGINT) AS is_failed_free
+    FROM call_chains AS c
+    LEFT JOIN current_processes AS p ON p.process_id = c.process_id
+),
+newest_sample AS (
+    SELECT * FROM (
+        SELECT
+            host, gpu_uuid, device, used_bytes, total_bytes, processes,
+            row_number() OVER (PARTITION BY host, gpu_uuid ORDER BY ts_ns DESC, batch_seq DESC) AS newest_first
+        FROM devices
+    )
+    WHERE newest_first = 1
+),
+scoped AS (
+    SELECT
+        'process' AS level, host, agent_id, namespace, pod, process_id, pid, exe, gpu_uuid, device,
+        seq, ts, ts_ns, since, until, device_delta, host_delta, exit_bytes, moves_device,
+        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
+    FROM facts
+    UNION ALL
+    SELECT
+        'pod', host, agent_id, namespace, pod, NULL, NULL, NULL, gpu_uuid, NULL,
+        seq, ts, ts_ns, since, until, device_delta, host_delta, exit_bytes, moves_device,
+        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
+    FROM facts
+    WHERE pod IS NOT NULL
+    UNION ALL
+    SELECT
+        'device', host, agent_id, NULL, NULL, NULL, NULL, NULL, gpu_uuid, NULL,
+        seq, ts, ts_ns, NULL, NULL, device_delta, host_delta, exit_bytes, moves_device,
+        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
+    FROM facts
+    UNION ALL
+    SELECT
+        'host', host, agent_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        seq, ts, ts_ns, NULL, NULL, device_delta, host_delta, exit_bytes, moves_device,
+        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
+    FROM facts
+    -- Cards without a traced event have rows too: an idle card, or one that others use.
+    UNION ALL
+    SELECT
+        'device', host, NULL, NULL, NULL, NULL, NULL, NULL, gpu_uuid, NULL,
+        NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
+    FROM newest_sample
+    UNION ALL
+    SELECT
+        'host', host, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
+    FROM newest_sample
+),
+running AS (
+    SELECT
+        *,
+        SUM(device_delta) OVER scope AS device_after,
+        SUM(host_delta) OVER scope AS host_after
+    FROM scoped
+    WINDOW scope AS (
+        PARTITION BY level, host, agent_id, namespace, pod, process_id, gpu_uuid, device
+        ORDER BY seq
+        ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    )
+),
+totals AS (
+    SELECT
+        level, host, namespace, pod, process_id, gpu_uuid, device,
+        max(pid) AS pid,
+        max(exe) AS exe,
+        coalesce(sum(device_delta), 0) AS live_bytes,
+        sum(exit_bytes) AS leaked_at_exit_bytes,
+        regr_slope(device_after, ts_ns / 3.6e12) FILTER (WHERE moves_device) AS growth_bytes_per_hour,
+        greatest(coalesce(max(device_after), 0), 0) AS peak_live_bytes,
+        coalesce(sum(host_delta), 0) AS host_live_bytes,
+        greatest(coalesce(max(host_after), 0), 0) AS host_peak_bytes,
+        sum(is_allocation) AS allocations,
+        sum(is_free) AS frees,
+        sum(is_implicit_free) AS implicit_frees,
+        sum(is_failed_allocation) AS failed_allocations,
+        sum(is_failed_free) AS failed_frees,
+        min(ts) AS first_event,
+        max(ts) AS last_event,
+        min(since) AS since,
+        CASE WHEN count(until) = count(*) THEN max(until) END AS until
+    FROM running
+    GROUP BY level, host, namespace, pod, process_id, gpu_uuid, device
+),
+loss AS (
+    SELECT
+        t.level, t.host, t.namespace, t.pod, t.process_id, t.gpu_uuid, t.device, sum(w.lost) AS lost
+    FROM totals AS t
+    JOIN agent_windows AS w
+      ON w.host = t.host
+     AND (t.since IS NULL OR w.window_end >= t.since)
+     AND (t.until IS NULL OR w.window_start <= t.until)
+    WHERE w.lost > 0
+    GROUP BY t.level, t.host, t.namespace, t.pod, t.process_id, t.gpu_uuid, t.device
+),
+watched_hosts AS (
+    SELECT DISTINCT host FROM agent_windows
+),
+sample_processes AS (
+    SELECT host, gpu_uuid, listed['process_id'] AS process_id, listed['used_bytes'] AS used_bytes
+    FROM (SELECT host, gpu_uuid, unnest(processes) AS listed FROM newest_sample)
+),
+capacity AS (
+    SELECT 'device' AS level, host, NULL AS namespace, NULL AS pod, NULL AS process_id, gpu_uuid, device,
+        used_bytes, total_bytes
+    FROM newest_sample
+    UNION ALL
+    SELECT 'host', host, NULL, NULL, NULL, NULL, NULL,
+        CASE WHEN count(used_bytes) = count(*) THEN sum(used_bytes) END,
+        CASE WHEN count(total_bytes) = count(*) THEN sum(total_bytes) END
+    FROM newest_sample
+    GROUP BY host
+    UNION ALL
+    SELECT 'process', host, NULL, NULL, process_id, gpu_uuid, NULL,
+        CASE WHEN count(used_bytes) = count(*) THEN sum(used_bytes) END, NULL
+    FROM sample_processes
+    WHERE process_id IS NOT NULL
+    GROUP BY host, process_id, gpu_uuid
+    UNION ALL
+    SELECT 'pod', s.host, p.namespace, p.pod, NULL, s.gpu_uuid, NULL,
+        CASE WHEN count(s.used_bytes) = count(*) THEN sum(s.used_bytes) END, NULL
+    FROM sample_processes AS s
+    JOIN current_processes AS p ON p.process_id = s.process_id
+    WHERE p.pod IS NOT NULL
+    GROUP BY s.host, p.namespace, p.pod, s.gpu_uuid
+)
+SELECT
+    t.level, t.host, t.namespace, t.pod, t.process_id, t.pid, t.exe, t.gpu_uuid,
+    CASE WHEN t.level = 'device' THEN c.device ELSE t.device END AS device,
+    t.live_bytes,
+    c.used_bytes,
+    coalesce(c.total_bytes, card.total_bytes) AS total_bytes,
+    CASE
+        WHEN t.level IN ('device', 'host') THEN CAST(c.used_bytes AS DOUBLE)
+        ELSE CAST(t.live_bytes AS DOUBLE)
+    END / nullif(coalesce(c.total_bytes, card.total_bytes), 0) AS utilization_ratio,
+    CAST(NULL AS BIGINT) AS max_contiguous_block_bytes,
+    CAST(NULL AS DOUBLE) AS external_ratio,
+    CAST(NULL AS DOUBLE) AS internal_ratio,
+    'no framework allocator events: the driver layer cannot see holes' AS fragmentation_reason,
+    t.leaked_at_exit_bytes,
+    t.growth_bytes_per_hour,
+    t.peak_live_bytes,
+    CAST(t.peak_live_bytes AS DOUBLE) / nullif(coalesce(c.total_bytes, card.total_bytes), 0) AS peak_ratio,
+    t.host_live_bytes,
+    t.host_peak_bytes,
+    t.allocations, t.frees, t.implicit_frees, t.failed_allocations, t.failed_frees,
+    t.first_event, t.last_event,
+    CASE WHEN h.host IS NOT NULL THEN coalesce(l.lost, 0) END AS lost,
+    CASE WHEN h.host IS NOT NULL THEN coalesce(l.lost, 0) > 0 END AS lossy
+FROM totals AS t
+LEFT JOIN capacity AS c
+  ON c.level = t.level
+ AND c.host = t.host
+ AND c.namespace IS NOT DISTINCT FROM t.namespace
+ AND c.pod IS NOT DISTINCT FROM t.pod
+ AND c.process_id IS NOT DISTINCT FROM t.process_id
+ AND c.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid
+LEFT JOIN newest_sample AS card
+  ON card.host = t.host AND card.gpu_uuid = t.gpu_uuid
+LEFT JOIN loss AS l
+  ON l.level = t.level
+ AND l.host = t.host
+ AND l.namespace IS NOT DISTINCT FROM t.namespace
+ AND l.pod IS NOT DISTINCT FROM t.pod
+ AND l.process_id IS NOT DISTINCT FROM t.process_id
+ AND l.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid
+ AND l.device IS NOT DISTINCT FROM t.device
+LEFT JOIN watched_hosts AS h ON h.host = t.host

@@ -1,0 +1,126 @@
+//! What can go wrong between a question and its answer. A variant exists where a caller
+//! branches on it; each text names the file or value and the way out.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use datafusion::error::DataFusionError;
+
+/// Why a folder cannot be opened or a question cannot be answered.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder is not there.
+    #[error("data folder {0:?} does not exist; give the folder of a collector or of `vramscope-agent trace -o`")]
+    NoFolder(PathBuf),
+    /// The path is a file.
+    #[error("{0:?} is not a folder; give the folder that holds the tables, not one of its files")]
+    NotAFolder(PathBuf),
+    /// The folder holds neither a lake nor a trace.
+    #[error(
+        "no tables in {folder:?}; expected folders such as {folder:?}/alloc_events with a Delta log or Parquet files"
+    )]
+    NoTables {
+        /// The folder that was given.
+        folder: PathBuf,
+    },
+    /// The folder cannot be listed or a file cannot be read.
+    #[error("failed to read {path:?}: {source}")]
+    Io {
+        /// The folder or file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Files of a trace that cannot be read.
+    #[error("{}", damaged_text(.0))]
+    Damaged(Vec<DamagedFile>),
+    /// A Delta table that cannot be opened.
+    #[error("failed to open table {path:?}: {source}")]
+    Table {
+        /// The table's folder.
+        path: PathBuf,
+        /// What the Delta library said.
+        source: Box<deltalake::DeltaTableError>,
+    },
+    /// A Delta table whose columns are not those of the data model.
+    #[error("table {path:?} does not fit: {detail}; it was written by another version or another program")]
+    TableColumns {
+        /// The table's folder.
+        path: PathBuf,
+        /// The first difference.
+        detail: String,
+    },
+    /// A statement that would change something.
+    #[error("{0} is not allowed: only queries are (SELECT, WITH, SHOW, DESCRIBE, EXPLAIN)")]
+    NotAQuery(String),
+    /// Several statements where one is expected.
+    #[error("expected one statement, found {0}")]
+    StatementCount(usize),
+    /// The query ran too long.
+    #[error("the query was stopped after {} s; narrow it (for example by ts) or raise the time limit", .0.as_secs_f64())]
+    TimedOut(Duration),
+    /// The answer is longer than allowed.
+    #[error("the answer has more than {0} rows; add a LIMIT or raise the row limit")]
+    TooManyRows(usize),
+    /// The query is wrong, or failed while it ran.
+    #[error("{}", query_text(.0))]
+    Query(#[from] DataFusionError),
+}
+
+/// One file that cannot be read, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DamagedFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+fn damaged_text(files: &[DamagedFile]) -> String {
+    let mut text = String::new();
+    for file in files {
+        text.push_str(&format!("damaged file {:?}: {}\n", file.path, file.reason));
+    }
+    text + "restore or remove what is damaged, or go on without it (--skip-damaged)"
+}
+
+/// DataFusion's own text without its backtrace and prefixes that say nothing to people.
+fn query_text(error: &DataFusionError) -> String {
+    if let Some(limit) = limit_behind(error) {
+        return limit.to_string();
+    }
+    match error.find_root() {
+        DataFusionError::ResourcesExhausted(detail) => {
+            format!("out of memory for queries: {detail}; narrow the query or raise the memory limit")
+        }
+        root => root.strip_backtrace(),
+    }
+}
+
+/// A limit of ours that travelled through DataFusion as an external error.
+fn limit_behind(error: &DataFusionError) -> Option<&Error> {
+    match error.find_root() {
+        DataFusionError::External(inner) => inner.downcast_ref::<Error>(),
+        _ => None,
+    }
+}
+
+impl Error {
+    /// Whether the answer was cut because it had too many rows.
+    pub fn is_too_many_rows(&self) -> bool {
+        match self {
+            Error::TooManyRows(_) => true,
+            Error::Query(error) => matches!(limit_behind(error), Some(Error::TooManyRows(_))),
+            _ => false,
+        }
+    }
+}
+
+impl From<Error> for DataFusionError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Query(inner) => inner,
+            other => DataFusionError::External(Box::new(other)),
+        }
+    }
+}

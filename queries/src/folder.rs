@@ -1,0 +1,193 @@
+//! A data folder: a lake (a Delta table per folder, written by a collector) or a trace (plain
+//! Parquet files per table, written by an agent).
+//!
+//! Invariants:
+//! - a session shows one state of the folder: a query that reads a table twice sees the same
+//!   rows twice, also while somebody writes;
+//! - [`Folder::session`] is called once per query and sees everything committed before the call;
+//! - a table that is not there is registered without rows, so that every view can be planned;
+//! - a damaged file is never passed over in silence.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use datafusion::execution::runtime_env::RuntimeEnv;
+use datafusion::prelude::SessionContext;
+use deltalake::DeltaTable;
+use tokio::sync::Mutex;
+use vramscope_wire::Table;
+
+use crate::error::DamagedFile;
+use crate::session::{self, Options};
+use crate::trace::TraceFile;
+use crate::{Error, lake, trace, views};
+
+/// An open data folder. Cheap to share behind an `Arc`; sessions are made one at a time.
+pub struct Folder {
+    dir: PathBuf,
+    runtime: Arc<RuntimeEnv>,
+    skip_damaged: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The session of the last call, valid while nothing has changed.
+    session: Option<SessionContext>,
+    delta: BTreeMap<Table, DeltaTable>,
+    files: BTreeMap<Table, Vec<TraceFile>>,
+    checked: HashSet<TraceFile>,
+    skipped: BTreeMap<TraceFile, DamagedFile>,
+}
+
+impl Folder {
+    /// Opens a folder and checks that it can be read.
+    pub async fn open(dir: impl AsRef<Path>, options: Options) -> Result<Folder, Error> {
+        let dir = dir.as_ref().to_path_buf();
+        check_folder(&dir)?;
+        let folder = Folder {
+            dir,
+            runtime: session::runtime(&options)?,
+            skip_damaged: options.skip_damaged,
+            state: Mutex::default(),
+        };
+        folder.session().await?;
+        Ok(folder)
+    }
+
+    /// The folder's path.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A session with all tables and views as they are on disk now. Without a change since the
+    /// last call it is the same session.
+    pub async fn session(&self) -> Result<SessionContext, Error> {
+        let mut state = self.state.lock().await;
+        let mut changed = state.session.is_none();
+        for table in Table::ALL {
+            changed |= self.update(&mut state, table).await?;
+        }
+        if !changed && let Some(session) = &state.session {
+            return Ok(session.clone());
+        }
+        let session = session::session_on(&self.runtime);
+        for table in Table::ALL {
+            let provider = match (state.delta.get(&table), state.files.get(&table)) {
+                (Some(delta), _) => {
+                    let provider = lake::provider(&session, delta).await?;
+                    lake::check_columns(&self.table_dir(table), table, provider.as_ref())?;
+                    provider
+                }
+                (None, Some(files)) => trace::provider(&session, table, files)?,
+                (None, None) => trace::empty(table)?,
+            };
+            session.register_table(table.name(), provider)?;
+        }
+        views::register(&session).await?;
+        state.session = Some(session.clone());
+        Ok(session)
+    }
+
+    /// Damaged files that were left out (only with `skip_damaged`).
+    pub async fn skipped(&self) -> Vec<DamagedFile> {
+        self.state.lock().await.skipped.values().cloned().collect()
+    }
+
+    /// Reads every file of a trace from end to end and returns the damaged ones. For the moment
+    /// after a query failed: the error itself does not always name the file.
+    pub async fn find_damage(&self) -> Vec<DamagedFile> {
+        let files = self.state.lock().await.files.clone();
+        let check = move || {
+            let mut found = Vec::new();
+            for (table, files) in files {
+                found.extend(files.iter().filter_map(|file| trace::check_rows(table, &file.path).err()));
+            }
+            found
+        };
+        tokio::task::spawn_blocking(check).await.unwrap_or_default()
+    }
+
+    fn table_dir(&self, table: Table) -> PathBuf {
+        self.dir.join(table.name())
+    }
+
+    /// Looks at one table on disk; true if it is not what it was.
+    async fn update(&self, state: &mut State, table: Table) -> Result<bool, Error> {
+        let dir = self.table_dir(table);
+        if let Some(delta) = state.delta.get_mut(&table) {
+            return lake::refresh(delta).await;
+        }
+        if lake::is_delta(&dir) {
+            state.delta.insert(table, lake::open_table(&dir).await?);
+            state.files.remove(&table);
+            return Ok(true);
+        }
+        let files = self.sound_files(state, table, trace::list(&dir)?)?;
+        if state.files.get(&table) == Some(&files) {
+            return Ok(false);
+        }
+        state.files.insert(table, files);
+        Ok(true)
+    }
+
+    /// Checks the files that were not checked before.
+    fn sound_files(
+        &self,
+        state: &mut State,
+        table: Table,
+        listed: Vec<TraceFile>,
+    ) -> Result<Vec<TraceFile>, Error> {
+        let mut sound = Vec::with_capacity(listed.len());
+        let mut damage = Vec::new();
+        for file in listed {
+            if state.skipped.contains_key(&file) {
+                continue;
+            }
+            if state.checked.contains(&file) {
+                sound.push(file);
+                continue;
+            }
+            // Whoever goes on without damaged files must know all of them now: damage behind
+            // a sound footer would fail the query later.
+            let result = if self.skip_damaged {
+                trace::check_rows(table, &file.path)
+            } else {
+                trace::check_footer(table, &file.path)
+            };
+            match result {
+                Ok(()) => {
+                    state.checked.insert(file.clone());
+                    sound.push(file);
+                }
+                // Gone since it was listed: an agent deletes a file once a collector has it.
+                Err(_) if !file.path.exists() => {}
+                Err(found) if self.skip_damaged => {
+                    state.skipped.insert(file, found);
+                }
+                Err(found) => damage.push(found),
+            }
+        }
+        if damage.is_empty() { Ok(sound) } else { Err(Error::Damaged(damage)) }
+    }
+}
+
+/// Says clearly what is wrong with a folder that holds no tables.
+fn check_folder(dir: &Path) -> Result<(), Error> {
+    let metadata = match std::fs::metadata(dir) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::NoFolder(dir.to_path_buf()));
+        }
+        Err(source) => return Err(Error::Io { path: dir.to_path_buf(), source }),
+    };
+    if !metadata.is_dir() {
+        return Err(Error::NotAFolder(dir.to_path_buf()));
+    }
+    let has_tables = Table::ALL.iter().any(|table| dir.join(table.name()).is_dir());
+    if !has_tables {
+        return Err(Error::NoTables { folder: dir.to_path_buf() });
+    }
+    Ok(())
+}

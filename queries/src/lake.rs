@@ -1,0 +1,71 @@
+//! A lake: one Delta table per folder, as a collector writes it.
+//!
+//! A provider made here shows one version of its table for ever: that is what makes an answer
+//! consistent. Newer commits are seen by [`refresh`] and a new provider, which
+//! [`Folder::session`](crate::folder::Folder::session) does before every query.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use datafusion::catalog::TableProvider;
+use datafusion::prelude::SessionContext;
+use deltalake::{DeltaTable, DeltaTableBuilder};
+use url::Url;
+use vramscope_wire::Table;
+
+use crate::Error;
+
+/// Whether the folder is a Delta table.
+pub fn is_delta(dir: &Path) -> bool {
+    dir.join("_delta_log").is_dir()
+}
+
+/// Opens the table in a folder at its newest version.
+pub async fn open_table(dir: &Path) -> Result<DeltaTable, Error> {
+    let absolute = std::path::absolute(dir).map_err(|source| Error::Io { path: dir.to_path_buf(), source })?;
+    // An absolute path always makes a file URL.
+    let url = Url::from_directory_path(&absolute).expect("an absolute path");
+    let failed = |source| Error::Table { path: dir.to_path_buf(), source: Box::new(source) };
+    DeltaTableBuilder::from_url(url).map_err(failed)?.load().await.map_err(failed)
+}
+
+/// Brings an open table to its newest version. True if there was a newer one.
+pub async fn refresh(table: &mut DeltaTable) -> Result<bool, Error> {
+    let before = table.version();
+    if let Err(source) = table.update_state().await {
+        let path = table.table_url().to_file_path().unwrap_or_default();
+        return Err(Error::Table { path, source: Box::new(source) });
+    }
+    Ok(table.version() != before)
+}
+
+/// A provider that shows the version the table is at now.
+pub async fn provider(session: &SessionContext, table: &DeltaTable) -> Result<Arc<dyn TableProvider>, Error> {
+    Ok(table.table_provider().with_session(Arc::new(session.state())).await?)
+}
+
+/// Checks that every column of the data model is there with its type. Columns the table has
+/// beyond them (partition columns, columns of a newer version) are let through; a column it
+/// lacks is an error, because a view over it could not be planned.
+pub fn check_columns(dir: &Path, table: Table, provider: &dyn TableProvider) -> Result<(), Error> {
+    let found = provider.schema();
+    for wanted in table.schema().fields() {
+        let detail = match found.field_with_name(wanted.name()) {
+            Err(_) => format!("column {:?} is missing", wanted.name()),
+            Ok(field) if !field.data_type().equals_datatype(wanted.data_type()) => {
+                format!("column {:?} is {}, expected {}", wanted.name(), field.data_type(), wanted.data_type())
+            }
+            Ok(_) => continue,
+        };
+        return Err(Error::TableColumns { path: dir.to_path_buf(), detail });
+    }
+    Ok(())
+}
+
+/// Registers a table under its name at the version it is at now, replacing an older one.
+pub async fn register(session: &SessionContext, name: &str, table: &DeltaTable) -> Result<(), Error> {
+    let provider = provider(session, table).await?;
+    session.deregister_table(name)?;
+    session.register_table(name, provider)?;
+    Ok(())
+}

@@ -1,0 +1,30 @@
+//! The SQL of vramscope. Every door (the `vramscope` command, a collector's SQL doors, alerts,
+//! reports) answers through this crate, so that a question has one answer wherever it is asked.
+//!
+//! - [`folder`]: opens a data folder, and hands out sessions that each see one consistent state.
+//! - [`session`]: DataFusion sessions with bounds on memory, time and rows; the read-only check.
+//! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
+//! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
+//! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
+//!
+//! The shortest way for a server:
+//!
+//! ```no_run
+//! # async fn answer() -> Result<(), vramscope_queries::Error> {
+//! use vramscope_queries::{folder::Folder, session::{Limits, Options}};
+//!
+//! let folder = Folder::open("/var/lib/vramscope", Options::default()).await?;
+//! let session = folder.session().await?; // per query: sees the newest commit of every table
+//! let rows = vramscope_queries::session::query(&session, "SELECT * FROM tetrahedron", Limits::default()).await?;
+//! # Ok(()) }
+//! ```
+
+pub mod error;
+pub mod folder;
+pub mod lake;
+pub mod reference;
+pub mod session;
+pub mod trace;
+pub mod views;
+
+pub use error::Error;

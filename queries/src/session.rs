@@ -1,0 +1,293 @@
+//! DataFusion sessions, bounded and read-only.
+//!
+//! Invariants:
+//! - only queries run; what would write, create, drop, copy or change a setting is refused
+//!   before planning goes on to execution;
+//! - all sessions of one [`Runtime`] share one memory pool, so many queries together stay
+//!   within the limit; sorts, joins and aggregations spill to the temporary folder before they
+//!   fail;
+//! - strings are `Utf8` everywhere (not `Utf8View`), so that a lake, a trace and the wire's
+//!   schemas agree on types.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::error::{DataFusionError, Result as DataFusionResult};
+use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::RecordBatchStream;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::sql::parser::{DFParser, Statement};
+use futures::{Stream, StreamExt};
+
+use crate::Error;
+
+/// Memory for all queries together, if nothing else is said: 2 GiB.
+pub const DEFAULT_MEMORY_BYTES: usize = 2 << 30;
+/// Time one query may take, if nothing else is said: 5 minutes.
+pub const DEFAULT_TIME: Duration = Duration::from_secs(300);
+
+/// Bounds that all sessions of a runtime share.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Memory for all queries together, in bytes.
+    pub memory_bytes: usize,
+    /// Where queries spill to; `None` is the system's temporary folder.
+    pub temp_dir: Option<PathBuf>,
+    /// Go on without damaged files of a trace instead of refusing it.
+    pub skip_damaged: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { memory_bytes: DEFAULT_MEMORY_BYTES, temp_dir: None, skip_damaged: false }
+    }
+}
+
+/// Bounds of one query.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Time from the start of planning to the last row; `None` is without end.
+    pub time: Option<Duration>,
+    /// Rows of the answer; one more is [`Error::TooManyRows`], after the rows before it were
+    /// handed out.
+    pub rows: Option<usize>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { time: Some(DEFAULT_TIME), rows: None }
+    }
+}
+
+/// Makes what sessions share: memory pool, spill folder, caches.
+pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
+    let consumers_named_in_errors = NonZeroUsize::MIN.saturating_add(2);
+    let pool = TrackConsumersPool::new(FairSpillPool::new(options.memory_bytes), consumers_named_in_errors);
+    let mut disk = DiskManagerBuilder::default();
+    if let Some(dir) = &options.temp_dir {
+        disk = disk.with_mode(DiskManagerMode::Directories(vec![dir.clone()]));
+    }
+    let runtime = RuntimeEnvBuilder::new()
+        .with_memory_pool(Arc::new(pool))
+        .with_disk_manager_builder(disk)
+        // DataFusion's list of a folder's files never expires: a file added after the first
+        // query would stay invisible.
+        .with_object_list_cache_limit(0)
+        .build_arc()?;
+    Ok(runtime)
+}
+
+/// A session without tables on a shared runtime.
+pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
+    let mut config = SessionConfig::new().with_information_schema(true);
+    let options = config.options_mut();
+    options.execution.parquet.schema_force_view_types = false;
+    options.sql_parser.map_string_types_to_utf8view = false;
+    SessionContext::new_with_config_rt(config, Arc::clone(runtime))
+}
+
+/// A session without tables on a runtime of its own.
+pub fn session(options: &Options) -> Result<SessionContext, Error> {
+    Ok(session_on(&runtime(options)?))
+}
+
+/// Splits a text into its statements. Empty ones (`;;`) are dropped.
+pub fn parse(sql: &str) -> Result<Vec<Statement>, Error> {
+    Ok(DFParser::parse_sql(sql)?.into_iter().collect())
+}
+
+/// Plans one statement and refuses it unless it only reads.
+pub async fn plan(session: &SessionContext, sql: &str) -> Result<LogicalPlan, Error> {
+    let mut statements = parse(sql)?;
+    if statements.len() != 1 {
+        return Err(Error::StatementCount(statements.len()));
+    }
+    plan_statement(session, statements.remove(0)).await
+}
+
+/// As [`plan`], for a statement that is parsed already.
+pub async fn plan_statement(session: &SessionContext, statement: Statement) -> Result<LogicalPlan, Error> {
+    refuse_by_syntax(&statement)?;
+    let plan = session.state().statement_to_plan(statement).await?;
+    check_read_only(&plan)?;
+    Ok(plan)
+}
+
+/// Refuses a plan that holds anything but queries, at any depth (also under EXPLAIN).
+pub fn check_read_only(plan: &LogicalPlan) -> Result<(), Error> {
+    let mut refused = None;
+    plan.apply_with_subqueries(|node| {
+        let name = match node {
+            LogicalPlan::Ddl(ddl) => ddl.name().to_string(),
+            LogicalPlan::Dml(dml) => dml.op.to_string(),
+            LogicalPlan::Copy(_) => "COPY".to_string(),
+            LogicalPlan::Statement(statement) => statement.name().to_string(),
+            _ => return Ok(TreeNodeRecursion::Continue),
+        };
+        refused = Some(name);
+        Ok(TreeNodeRecursion::Stop)
+    })?;
+    match refused {
+        Some(name) => Err(Error::NotAQuery(name)),
+        None => Ok(()),
+    }
+}
+
+/// Statements that need not be planned to be refused. Planning some of them already touches
+/// files (CREATE EXTERNAL TABLE, COPY), and planning others fails with a text about something
+/// else (INSERT into a view).
+fn refuse_by_syntax(statement: &Statement) -> Result<(), Error> {
+    use datafusion::sql::sqlparser::ast::Statement as Sql;
+    let refused = match statement {
+        Statement::CreateExternalTable(_) => Some("CREATE EXTERNAL TABLE".to_string()),
+        Statement::CopyTo(_) => Some("COPY".to_string()),
+        Statement::Reset(_) => Some("RESET".to_string()),
+        Statement::Explain(explain) => return refuse_by_syntax(&explain.statement),
+        Statement::Statement(sql) => match sql.as_ref() {
+            Sql::Query(_)
+            | Sql::ShowVariable { .. }
+            | Sql::ShowTables { .. }
+            | Sql::ShowColumns { .. }
+            | Sql::ShowFunctions { .. }
+            | Sql::ShowCreate { .. }
+            | Sql::ExplainTable { .. }
+            | Sql::Explain { .. } => None,
+            other => Some(leading_words(&other.to_string())),
+        },
+    };
+    match refused {
+        Some(name) => Err(Error::NotAQuery(name)),
+        None => Ok(()),
+    }
+}
+
+/// The keywords a statement starts with: `CREATE TABLE`, `SET`, `DROP VIEW`.
+fn leading_words(sql: &str) -> String {
+    let keywords: Vec<&str> = sql
+        .split_whitespace()
+        .take(2)
+        .take_while(|word| word.chars().all(|c| c.is_ascii_uppercase()))
+        .collect();
+    if keywords.is_empty() { "this statement".to_string() } else { keywords.join(" ") }
+}
+
+/// Answers one query within its limits.
+pub async fn query(
+    session: &SessionContext,
+    sql: &str,
+    limits: Limits,
+) -> Result<SendableRecordBatchStream, Error> {
+    within(limits, async {
+        let plan = plan(session, sql).await?;
+        execute(session, plan, limits).await
+    })
+    .await
+}
+
+/// Runs a plan that [`plan`] or [`check_read_only`] has let through. The time limit starts here.
+pub async fn execute(
+    session: &SessionContext,
+    plan: LogicalPlan,
+    limits: Limits,
+) -> Result<SendableRecordBatchStream, Error> {
+    check_read_only(&plan)?;
+    let deadline = limits.time.map(|time| (tokio::time::Instant::now() + time, time));
+    let frame = session.execute_logical_plan(plan).await?;
+    let rows = within(limits, async { Ok(frame.execute_stream().await?) }).await?;
+    Ok(Box::pin(Limited::new(rows, deadline, limits.rows)))
+}
+
+async fn within<T>(limits: Limits, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match limits.time {
+        None => work.await,
+        Some(time) => match tokio::time::timeout(time, work).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::TimedOut(time)),
+        },
+    }
+}
+
+/// Hands out an answer's batches until a limit is met.
+struct Limited {
+    inner: SendableRecordBatchStream,
+    schema: SchemaRef,
+    deadline: Option<(Pin<Box<tokio::time::Sleep>>, Duration)>,
+    row_limit: Option<usize>,
+    rows_left: usize,
+    done: bool,
+    pending_error: Option<Error>,
+}
+
+impl Limited {
+    fn new(
+        inner: SendableRecordBatchStream,
+        deadline: Option<(tokio::time::Instant, Duration)>,
+        row_limit: Option<usize>,
+    ) -> Self {
+        Limited {
+            schema: inner.schema(),
+            inner,
+            deadline: deadline.map(|(at, time)| (Box::pin(tokio::time::sleep_until(at)), time)),
+            row_limit,
+            rows_left: row_limit.unwrap_or(usize::MAX),
+            done: false,
+            pending_error: None,
+        }
+    }
+
+    fn fail(&mut self, error: Error) -> Poll<Option<DataFusionResult<RecordBatch>>> {
+        self.done = true;
+        Poll::Ready(Some(Err(DataFusionError::from(error))))
+    }
+}
+
+impl Stream for Limited {
+    type Item = DataFusionResult<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.done {
+            return Poll::Ready(None);
+        }
+        if let Some(error) = self.pending_error.take() {
+            return self.fail(error);
+        }
+        if let Some((sleep, time)) = &mut self.deadline
+            && sleep.as_mut().poll(cx).is_ready()
+        {
+            let error = Error::TimedOut(*time);
+            return self.fail(error);
+        }
+        match self.inner.poll_next_unpin(cx) {
+            Poll::Ready(Some(Ok(batch))) => {
+                if batch.num_rows() <= self.rows_left {
+                    self.rows_left -= batch.num_rows();
+                    return Poll::Ready(Some(Ok(batch)));
+                }
+                let error = Error::TooManyRows(self.row_limit.unwrap_or(usize::MAX));
+                if self.rows_left == 0 {
+                    return self.fail(error);
+                }
+                self.pending_error = Some(error);
+                Poll::Ready(Some(Ok(batch.slice(0, self.rows_left))))
+            }
+            other => other,
+        }
+    }
+}
+
+impl RecordBatchStream for Limited {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+}
