@@ -1,0 +1,7 @@
+//! The project's own tasks, as a library: `main.rs` is the command line over it, and the
+//! end-to-end test drives the same machinery as the demo.
+
+pub mod children;
+pub mod commands;
+pub mod progress;
+pub mod project;
