@@ -3,5 +3,8 @@
 
 pub mod children;
 pub mod commands;
+pub mod compare;
 pub mod progress;
 pub mod project;
+pub mod system;
+pub mod table;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use xtask::children::{self, Interrupted};
 use xtask::commands::setup::ByHand;
-use xtask::commands::{build, ebpf, one_copy, setup, test};
+use xtask::commands::{build, demo, ebpf, one_copy, setup, test};
 use xtask::project::Project;
 
 /// Set-up, builds, demo, tests and benchmarks of vramscope
@@ -27,6 +27,7 @@ enum Task {
     Setup(setup::Setup),
     Ebpf(ebpf::Ebpf),
     Build(build::Build),
+    Demo(demo::Demo),
     Test(test::Test),
     OneCopy(one_copy::OneCopy),
 }
@@ -55,6 +56,7 @@ fn run(task: Task) -> Result<()> {
         Task::Setup(options) => setup::run(&project, &options),
         Task::Ebpf(options) => ebpf::run(&project, &options),
         Task::Build(options) => build::run(&project, &options),
+        Task::Demo(options) => demo::run(&project, &options),
         Task::Test(options) => test::run(&project, &options),
         Task::OneCopy(options) => one_copy::run(&project, &options),
     }

@@ -1,6 +1,7 @@
 //! One file per command of `cargo xtask`.
 
 pub mod build;
+pub mod demo;
 pub mod ebpf;
 pub mod one_copy;
 pub mod setup;

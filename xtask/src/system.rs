@@ -1,0 +1,396 @@
+//! One collector, one agent and workloads on this machine's loopback: what the demo shows, the
+//! end-to-end test checks and the benchmarks measure.
+//!
+//! Invariants:
+//! - everything lies under one folder, listens on loopback only, and is stopped when the value
+//!   is dropped: workloads by their own handles, then the agent, its probes in the kernel, the
+//!   collector;
+//! - a restart keeps folder, port and probes, as a restart on a host would.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use vramscope_fakes::ledger::read_ledgers;
+
+use crate::children::{Child, sleep};
+use crate::compare::{self, Row};
+use crate::project::Project;
+
+/// How long a program may take from start to being ready: debug builds on a loaded machine.
+const READY: Duration = Duration::from_secs(120);
+
+/// Where the driver that workloads use comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Driver {
+    /// The stand-in libraries, which keep ledgers.
+    StandIns {
+        /// Folder with the libraries.
+        folder: PathBuf,
+    },
+    /// The machine's own driver and GPU.
+    Real {
+        /// Path of its `libcuda.so.1`.
+        libcuda: PathBuf,
+    },
+}
+
+impl Driver {
+    /// The machine's own driver if it has a GPU, else the stand-ins.
+    pub fn detect(project: &Project) -> Self {
+        real_libcuda().map_or_else(
+            || Self::stand_ins(project),
+            |libcuda| Self::Real { libcuda },
+        )
+    }
+
+    /// The stand-ins that the build installed.
+    pub fn stand_ins(project: &Project) -> Self {
+        Self::StandIns {
+            folder: project.standins(),
+        }
+    }
+}
+
+/// The driver library of a machine on which the kernel module runs as well.
+fn real_libcuda() -> Option<PathBuf> {
+    if !Path::new("/dev/nvidiactl").exists() {
+        return None;
+    }
+    let folders = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib",
+    ];
+    folders
+        .iter()
+        .map(|folder| Path::new(folder).join("libcuda.so.1"))
+        .find(|path| path.exists())
+}
+
+/// The running system.
+#[derive(Debug)]
+pub struct System {
+    project: Project,
+    folder: PathBuf,
+    driver: Driver,
+    port: u16,
+    // Dropped in this order: the agent sends what it has while the collector still takes it.
+    agent: Option<Child>,
+    collector: Option<Child>,
+}
+
+impl System {
+    /// Prepares a fresh folder; starts nothing. What was there is removed.
+    pub fn new(project: &Project, folder: &Path, driver: Driver) -> Result<Self> {
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)
+                .with_context(|| format!("failed to empty {}", folder.display()))?;
+        }
+        for name in ["logs", "ledgers"] {
+            let path = folder.join(name);
+            std::fs::create_dir_all(&path)
+                .with_context(|| format!("failed to create {}", path.display()))?;
+        }
+        // A port that was free a moment ago: the agent's configuration needs it before a
+        // collector runs, and a restarted collector must get the same one.
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .context("failed to find a free port on loopback")?
+            .port();
+        let system = Self {
+            project: project.clone(),
+            folder: folder.to_path_buf(),
+            driver,
+            port,
+            agent: None,
+            collector: None,
+        };
+        let config = system.agent_config();
+        std::fs::write(&config, system.agent_toml())
+            .with_context(|| format!("failed to write {}", config.display()))?;
+        Ok(system)
+    }
+
+    /// The collector's data folder.
+    pub fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    /// The collector's address.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Folder of the stand-ins' ledgers.
+    pub fn ledgers(&self) -> PathBuf {
+        self.folder.join("ledgers")
+    }
+
+    /// The agent's configuration file.
+    pub fn agent_config(&self) -> PathBuf {
+        self.folder.join("agent.toml")
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.folder.join("logs").join(format!("{name}.log"))
+    }
+
+    fn agent_toml(&self) -> String {
+        let text = |value: &str| toml_string(value);
+        let path = |value: PathBuf| toml_string(&value.to_string_lossy());
+        let (libraries, nvml) = match &self.driver {
+            Driver::StandIns { folder } => (
+                vec![folder.join("libcuda.so.1"), folder.join("libcudart.so.13")],
+                Some(folder.join("libnvidia-ml.so.1")),
+            ),
+            Driver::Real { libcuda } => (vec![libcuda.clone()], None),
+        };
+        let libraries: Vec<String> = libraries.into_iter().map(path).collect();
+        let mut lines = vec![
+            format!("spool = {}", path(self.folder.join("spool"))),
+            format!("collector = {}", text(&self.url())),
+            format!("libraries = [{}]", libraries.join(", ")),
+            format!("pin_path = {}", path(self.pin_path())),
+            // Short, so that a demo of seconds has samples and windows to show.
+            "sample_interval = \"500ms\"".to_string(),
+            "flush_interval = \"200ms\"".to_string(),
+            "window = \"2s\"".to_string(),
+        ];
+        if let Some(nvml) = nvml {
+            lines.push(format!("nvml_library = {}", path(nvml)));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// Where this system's probes are pinned: its own, so that several systems do not meet.
+    fn pin_path(&self) -> PathBuf {
+        PathBuf::from(format!("/sys/fs/bpf/vramscope-{}", self.port))
+    }
+
+    /// Starts the collector, or starts it again on the same folder and port.
+    pub fn start_collector(&mut self) -> Result<()> {
+        let mut command = self.program("vramscope-collector");
+        command
+            .arg("serve")
+            .arg("--data")
+            .arg(self.data())
+            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .args(["--commit-interval", "250ms"]);
+        let mut collector = Child::start("collector", &mut command, &self.log("collector"))?;
+        collector.wait_for_line(READY, |line| {
+            line.starts_with("listening on ").then_some(())
+        })?;
+        self.collector = Some(collector);
+        Ok(())
+    }
+
+    /// Starts the agent and waits until its probes are in place.
+    pub fn start_agent(&mut self) -> Result<()> {
+        let mut command = self.program("vramscope-agent");
+        command
+            .arg("serve")
+            .arg("--config")
+            .arg(self.agent_config());
+        let mut agent = Child::start("agent", &mut command, &self.log("agent"))?;
+        agent.wait_for_line(READY, |line| (line == "ready").then_some(()))?;
+        self.agent = Some(agent);
+        Ok(())
+    }
+
+    /// Starts a workload on this system's driver.
+    pub fn start_workload(&self, arguments: &[&str]) -> Result<Child> {
+        self.start_workload_with(arguments, &[])
+    }
+
+    /// Starts a workload with more environment variables.
+    pub fn start_workload_with(
+        &self,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Child> {
+        let mut command = self.program("vramscope-workload");
+        command.args(arguments);
+        if let Driver::StandIns { folder } = &self.driver {
+            command
+                .env("LD_LIBRARY_PATH", folder)
+                .env("VRAMSCOPE_FAKE_DIR", self.ledgers());
+        }
+        command.envs(environment.iter().copied());
+        let name = format!("workload {}", arguments.join(" "));
+        Child::start(&name, &mut command, &self.log("workload"))
+    }
+
+    /// A program of the workspace, without the library path that `cargo run` set for us.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.project.binary(name));
+        command.env_remove("LD_LIBRARY_PATH");
+        command
+    }
+
+    /// Stops the agent in order: it drains its probes, writes and sends what it has.
+    pub fn stop_agent(&mut self) -> Result<()> {
+        match self.agent.take() {
+            Some(agent) => agent.stop(),
+            None => Ok(()),
+        }
+    }
+
+    /// Stops the collector in order: it commits what its log holds.
+    pub fn stop_collector(&mut self) -> Result<()> {
+        match self.collector.take() {
+            Some(collector) => collector.stop(),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the agent as a crash would.
+    pub fn kill_agent(&mut self) -> Result<()> {
+        match self.agent.take() {
+            Some(agent) => agent.kill(),
+            None => bail!("no agent runs"),
+        }
+    }
+
+    /// Ends the collector as a crash would.
+    pub fn kill_collector(&mut self) -> Result<()> {
+        match self.collector.take() {
+            Some(collector) => collector.kill(),
+            None => bail!("no collector runs"),
+        }
+    }
+
+    /// Asks SQL of the running collector, or of the data folder if none runs.
+    pub fn query(&self, sql: &str) -> Result<Vec<Row>> {
+        let mut command = self.program("vramscope");
+        command.arg("sql");
+        match &self.collector {
+            Some(_) => command.args(["--collector", &self.url()]),
+            None => command.arg("--data").arg(self.data()),
+        };
+        command.args(["--format", "json", "-c", sql]);
+        let output = command.output().context("failed to run vramscope")?;
+        if !output.status.success() {
+            bail!(
+                "query failed: {}\n{sql}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        parse_rows(&output.stdout)
+    }
+
+    /// Waits until the tables know of the end of every process that has a ledger: its last rows
+    /// are on their way then.
+    pub fn wait_until_ended(&self, pids: &[u32], limit: Duration) -> Result<()> {
+        let list: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let sql = format!(
+            "SELECT count(*) AS ended FROM current_processes WHERE ended IS NOT NULL AND pid IN ({})",
+            list.join(", ")
+        );
+        let until = Instant::now() + limit;
+        loop {
+            let rows = self.query(&sql)?;
+            let ended = rows.first().map(|row| compare::number(row, "ended"));
+            let ended = ended.transpose()?.flatten().unwrap_or(0);
+            if ended >= pids.len() as u64 {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                bail!(
+                    "after {} s the tables know the end of {ended} of {} processes; logs are in {}",
+                    limit.as_secs(),
+                    pids.len(),
+                    self.folder.join("logs").display()
+                );
+            }
+            sleep(Duration::from_millis(300))?;
+        }
+    }
+
+    /// Compares the SQL with the ledgers; every difference as a line.
+    pub fn differences(&self) -> Result<Vec<String>> {
+        let ledger = compare::from_ledgers(&read_ledgers(&self.ledgers())?)?;
+        if ledger.totals.is_empty() {
+            bail!(
+                "the ledgers in {} are empty: the workload did not reach the stand-ins",
+                self.ledgers().display()
+            );
+        }
+        let rows = self.query(compare::TOTALS_SQL)?;
+        let sql = compare::from_rows(&rows, &ledger.processes)?;
+        Ok(compare::differences(&ledger, &sql))
+    }
+
+    /// Waits until the SQL equals the ledgers; gives the differences that are left at the limit.
+    pub fn wait_for_match(&self, limit: Duration) -> Result<Vec<String>> {
+        let until = Instant::now() + limit;
+        loop {
+            let differences = self.differences()?;
+            if differences.is_empty() || Instant::now() > until {
+                return Ok(differences);
+            }
+            sleep(Duration::from_millis(500))?;
+        }
+    }
+
+    /// Takes this system's probes out of the kernel.
+    fn detach(&self) {
+        if !self.pin_path().exists() {
+            return;
+        }
+        let mut command = self.program("vramscope-agent");
+        command
+            .arg("detach")
+            .arg("--config")
+            .arg(self.agent_config());
+        if !command.output().is_ok_and(|output| output.status.success()) {
+            // The pins are what keeps the probes: without them the kernel drops both.
+            let _ = std::fs::remove_dir_all(self.pin_path());
+        }
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        drop(self.agent.take());
+        self.detach();
+        drop(self.collector.take());
+    }
+}
+
+/// Rows as an array, or one object a line.
+fn parse_rows(json: &[u8]) -> Result<Vec<Row>> {
+    let text = std::str::from_utf8(json).context("the answer is not UTF-8")?;
+    if text.trim_start().starts_with('[') {
+        return serde_json::from_str(text).context("the answer is not an array of rows");
+    }
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(|line| serde_json::from_str(line).context("the answer is not rows of JSON"))
+        .collect()
+}
+
+/// A basic string of TOML.
+fn toml_string(value: &str) -> String {
+    // JSON's escapes are a subset of TOML's.
+    serde_json::Value::from(value).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_of_rows_are_read() {
+        let array = parse_rows(b"[{\"a\":1},{\"a\":2}]").unwrap();
+        let lines = parse_rows(b"{\"a\":1}\n{\"a\":2}\n").unwrap();
+        assert_eq!(array, lines);
+        assert_eq!(array.len(), 2);
+        assert!(parse_rows(b"").unwrap().is_empty());
+        assert!(parse_rows(b"no rows").is_err());
+    }
+}
