@@ -1,0 +1,43 @@
+//! Result codes (cudaError_t) that the stand-in returns, with the names the interface documents.
+//!
+//! The driver's codes that can come through have the same numbers here, so they pass unchanged.
+
+use std::ffi::{CStr, c_int};
+
+pub type CudaResult<T> = Result<T, c_int>;
+
+pub const SUCCESS: c_int = 0;
+pub const INVALID_VALUE: c_int = 1;
+pub const INSUFFICIENT_DRIVER: c_int = 35;
+pub const INVALID_DEVICE: c_int = 101;
+
+/// A code's name and a description in our own words.
+pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
+    match code {
+        SUCCESS => (c"cudaSuccess", c"no error"),
+        INVALID_VALUE => (c"cudaErrorInvalidValue", c"invalid argument"),
+        2 => (c"cudaErrorMemoryAllocation", c"out of memory"),
+        3 => (c"cudaErrorInitializationError", c"initialization error"),
+        INSUFFICIENT_DRIVER => (
+            c"cudaErrorInsufficientDriver",
+            c"no CUDA driver, or one too old for this runtime",
+        ),
+        INVALID_DEVICE => (c"cudaErrorInvalidDevice", c"invalid device ordinal"),
+        201 => (c"cudaErrorDeviceUninitialized", c"no valid context"),
+        500 => (c"cudaErrorSymbolNotFound", c"name not found"),
+        709 => (
+            c"cudaErrorContextIsDestroyed",
+            c"the current context has been destroyed",
+        ),
+        712 => (
+            c"cudaErrorHostMemoryAlreadyRegistered",
+            c"host memory is already registered",
+        ),
+        713 => (
+            c"cudaErrorHostMemoryNotRegistered",
+            c"host memory is not registered",
+        ),
+        // The vendor's says the same of a code that it does not know.
+        _ => (c"unrecognized error code", c"unrecognized error code"),
+    }
+}

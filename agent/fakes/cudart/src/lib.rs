@@ -1,0 +1,154 @@
+//! Stand-in for `libcudart.so.13`: the documented part of the runtime API that allocates, on top of
+//! whatever `libcuda.so.1` the dynamic linker finds, as the vendor's is.
+//!
+//! This file is the door: thin functions under the vendor's names and argument orders, which hand
+//! over to [`runtime`]. Invariants:
+//! - nothing here panics, since a panic must not cross into C: it would end the program;
+//! - no exported function calls another one, so that a probe sees one call where the program made one;
+//! - every failure becomes the thread's last error;
+//! - output parameters are `Option<&mut MaybeUninit<T>>`, which C sees as a pointer that may be
+//!   null. That the pointer, where not null, points to a `T` is the caller's part, as with the vendor's.
+
+mod codes;
+mod driver;
+mod runtime;
+
+use std::{
+    cell::Cell,
+    ffi::{c_char, c_int, c_uint, c_void},
+    mem::MaybeUninit,
+};
+
+use codes::{CudaResult, INVALID_VALUE, SUCCESS};
+use vramscope_fakes::ledger::Kind;
+
+/// An output parameter: in C a pointer.
+type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
+
+/// Version of the runtime, as `cudaRuntimeGetVersion` encodes it.
+const RUNTIME_VERSION: c_int = 13000;
+
+thread_local! {
+    static LAST_ERROR: Cell<c_int> = const { Cell::new(SUCCESS) };
+}
+
+/// The code of a result; a failure is remembered as the thread's last error.
+fn code(result: CudaResult<()>) -> c_int {
+    let Err(code) = result else {
+        return SUCCESS;
+    };
+    // A thread that is ending has nobody left to ask for its last error.
+    let _ = LAST_ERROR.try_with(|last| last.set(code));
+    code
+}
+
+fn put<T>(out: Out<T>, value: CudaResult<T>) -> c_int {
+    code(out.ok_or(INVALID_VALUE).and_then(|out| {
+        out.write(value?);
+        Ok(())
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetDeviceCount(count: Out<c_int>) -> c_int {
+    put(count, runtime::device_count())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaSetDevice(device: c_int) -> c_int {
+    code(runtime::set_device(device))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetDevice(device: Out<c_int>) -> c_int {
+    put(device, Ok(runtime::device()))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMalloc(address: Out<*mut c_void>, bytes: usize) -> c_int {
+    code(runtime::allocate(Kind::Device, address, bytes, 0))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFree(address: *mut c_void) -> c_int {
+    code(runtime::free(Kind::Device, address))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostAlloc(address: Out<*mut c_void>, bytes: usize, flags: c_uint) -> c_int {
+    code(runtime::allocate(Kind::PinnedHost, address, bytes, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMallocHost(address: Out<*mut c_void>, bytes: usize) -> c_int {
+    code(runtime::allocate(Kind::PinnedHost, address, bytes, 0))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaFreeHost(address: *mut c_void) -> c_int {
+    code(runtime::free(Kind::PinnedHost, address))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostRegister(address: *mut c_void, bytes: usize, flags: c_uint) -> c_int {
+    code(runtime::register(address, bytes, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaHostUnregister(address: *mut c_void) -> c_int {
+    code(runtime::free(Kind::RegisteredHost, address))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) -> c_int {
+    let (Some(free), Some(total)) = (free, total) else {
+        return code(Err(INVALID_VALUE));
+    };
+    code(runtime::memory_info().map(|(free_bytes, total_bytes)| {
+        free.write(free_bytes);
+        total.write(total_bytes);
+    }))
+}
+
+/// There is never work in flight: only the context is made sure of.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceSynchronize() -> c_int {
+    code(runtime::ensure_context())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDeviceReset() -> c_int {
+    code(runtime::reset_device())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetLastError() -> c_int {
+    LAST_ERROR
+        .try_with(|last| last.replace(SUCCESS))
+        .unwrap_or(SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaPeekAtLastError() -> c_int {
+    LAST_ERROR.try_with(Cell::get).unwrap_or(SUCCESS)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorName(error: c_int) -> *const c_char {
+    codes::describe(error).0.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaGetErrorString(error: c_int) -> *const c_char {
+    codes::describe(error).1.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaRuntimeGetVersion(version: Out<c_int>) -> c_int {
+    put(version, Ok(RUNTIME_VERSION))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudaDriverGetVersion(version: Out<c_int>) -> c_int {
+    put(version, runtime::driver_version())
+}

@@ -1,0 +1,40 @@
+//! What living processes hold on a card, from the driver's ledgers in `VRAMSCOPE_FAKE_DIR`.
+//!
+//! A process that ever allocated device memory on a card counts with its live device memory and a
+//! fixed overhead, the stand-in for its context's own memory. Host memory is none of the card's.
+
+use std::{ffi::OsString, path::Path};
+
+use vramscope_fakes::{
+    card::CONTEXT_OVERHEAD_BYTES,
+    ledger::{FOLDER_VARIABLE, Kind, Layer, read_ledgers},
+    process,
+};
+
+use crate::structs::{NvmlResult, UNKNOWN};
+
+/// Process numbers and the bytes each holds, in the order of process numbers. Without the folder
+/// nothing is known of any process, as on a card that nobody uses.
+pub fn by_process(device: usize) -> NvmlResult<Vec<(u32, u64)>> {
+    let folder: Option<OsString> = std::env::var_os(FOLDER_VARIABLE);
+    let Some(folder) = folder.filter(|folder| Path::new(folder).is_dir()) else {
+        return Ok(Vec::new());
+    };
+    // A damaged ledger makes the sum unknown, so there is no answer rather than a low one.
+    let ledgers = read_ledgers(Path::new(&folder)).map_err(|_| UNKNOWN)?;
+    Ok(ledgers
+        .into_iter()
+        .filter(|ledger| ledger.layer == Layer::Driver)
+        .filter(|ledger| process::is_alive(ledger.pid, ledger.start_ticks))
+        .filter_map(|ledger| {
+            let totals = ledger.totals(device as u32, Kind::Device);
+            let has_context = totals.allocations > 0;
+            has_context.then_some((ledger.pid, totals.live_bytes + CONTEXT_OVERHEAD_BYTES))
+        })
+        .collect())
+}
+
+/// Bytes in use on a card.
+pub fn used_bytes(device: usize) -> NvmlResult<u64> {
+    Ok(by_process(device)?.iter().map(|(_, bytes)| bytes).sum())
+}

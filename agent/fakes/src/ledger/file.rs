@@ -1,0 +1,321 @@
+//! The ledger's file, `PID-STARTTICKS.LAYER.ledger`.
+//!
+//! All numbers are 64-bit words in the machine's byte order (the file never leaves the machine):
+//!
+//! | words | content |
+//! |---|---|
+//! | 0 | the bytes `VSLEDGER` |
+//! | 1 | format version, 1 |
+//! | 2 | layer: 0 driver, 1 runtime |
+//! | 3, 4 | process number, start time in clock ticks |
+//! | 5, 6 | devices, kinds |
+//! | 7 | generation: how many updates there have been |
+//! | 8.. | bank 0, then bank 1 |
+//!
+//! A bank holds (devices + 1) rows (the last for calls without a device) of a [`Totals`] per kind,
+//! each nine words in the order of its fields. Invariants:
+//! - the bank `generation % 2` is whole; an update writes the other bank and only then raises the
+//!   generation, so a process killed half-way through leaves the state before the call;
+//! - a file gets its name only once it is complete, so a short file is damaged, not young.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{DeviceLedger, Kind, Layer, ProcessLedger, Totals};
+use crate::card::DEVICES;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"VSLEDGER");
+const VERSION: u64 = 1;
+const KINDS: usize = Kind::ALL.len();
+const FIELDS: usize = 9;
+const GENERATION: usize = 7;
+const HEADER_WORDS: usize = 8;
+
+/// Rows of a bank: the devices, then the row for calls without one.
+pub(super) const ROWS: usize = DEVICES + 1;
+const BANK_WORDS: usize = ROWS * KINDS * FIELDS;
+const WORDS: usize = HEADER_WORDS + 2 * BANK_WORDS;
+const BYTES: usize = WORDS * 8;
+
+/// How often a reader looks again at a file that changes under it: each look takes microseconds,
+/// an update far less.
+const READ_TRIES: usize = 10_000;
+
+/// The books' content.
+pub(super) type Rows = [[Totals; KINDS]; ROWS];
+
+/// Why ledgers could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    /// The folder or a file in it cannot be read.
+    #[error("failed to read {path}: {source}")]
+    Io {
+        /// The folder or file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A file is not a whole ledger.
+    #[error("{path} is no valid ledger: {reason}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Totals {
+    fn to_words(self) -> [u64; FIELDS] {
+        [
+            self.allocations,
+            self.failed_allocations,
+            self.frees,
+            self.failed_frees,
+            self.live_count,
+            self.live_bytes,
+            self.peak_bytes,
+            self.allocated_bytes,
+            self.freed_bytes,
+        ]
+    }
+
+    fn from_words(words: &[u64]) -> Self {
+        Self {
+            allocations: words[0],
+            failed_allocations: words[1],
+            frees: words[2],
+            failed_frees: words[3],
+            live_count: words[4],
+            live_bytes: words[5],
+            peak_bytes: words[6],
+            allocated_bytes: words[7],
+            freed_bytes: words[8],
+        }
+    }
+}
+
+/// A ledger file mapped into the process that writes it.
+pub(super) struct Mapping {
+    words: NonNull<AtomicU64>,
+}
+
+// SAFETY: the mapping is only reached through this value, whose words are atomic.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Creates this process lifetime's file in `folder` (and the folder itself), holding `rows`.
+    ///
+    /// If the lifetime has a file already, an earlier program of it wrote that, which `exec`
+    /// replaced: `rows` then continues its totals, with what it left alive counted as freed.
+    pub(super) fn create(folder: &Path, layer: Layer, rows: &mut Rows) -> io::Result<Self> {
+        let pid = std::process::id();
+        let start_ticks = crate::process::start_ticks(pid)
+            .ok_or_else(|| io::Error::other("/proc/self/stat has no start time"))?;
+        fs::create_dir_all(folder)?;
+        let name = format!("{pid}-{start_ticks}.{}.ledger", layer.name());
+        let path = folder.join(&name);
+        if let Ok(words) = read_stable(&path) {
+            *rows = bank(&words);
+            for totals in rows.iter_mut().flatten() {
+                totals.frees += totals.live_count;
+                totals.freed_bytes += totals.live_bytes;
+                totals.live_count = 0;
+                totals.live_bytes = 0;
+            }
+        }
+
+        let mut words = vec![0u64; WORDS];
+        words[..GENERATION].copy_from_slice(&[
+            MAGIC,
+            VERSION,
+            layer as u64,
+            u64::from(pid),
+            start_ticks,
+            DEVICES as u64,
+            KINDS as u64,
+        ]);
+        let first_bank = &mut words[HEADER_WORDS..HEADER_WORDS + BANK_WORDS];
+        for (target, totals) in first_bank
+            .chunks_exact_mut(FIELDS)
+            .zip(rows.iter().flatten())
+        {
+            target.copy_from_slice(&totals.to_words());
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let temporary = folder.join(format!(".{name}.new"));
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&temporary)?;
+        file.write_all(&bytes)?;
+        let mapping = Self::map(&file)?;
+        fs::rename(&temporary, &path)?;
+        Ok(mapping)
+    }
+
+    fn map(file: &File) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is BYTES long.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(address.cast())
+            .map(|words| Self { words })
+            .ok_or_else(|| io::Error::other("mmap returned a null address"))
+    }
+
+    /// Makes `rows` the file's content, all at once for readers.
+    pub(super) fn publish(&mut self, rows: &Rows) {
+        // SAFETY: the mapping is WORDS words long, page-aligned, and lives as long as `self`.
+        let words = unsafe { std::slice::from_raw_parts(self.words.as_ptr(), WORDS) };
+        let generation = words[GENERATION].load(Ordering::Relaxed) + 1;
+        let start = HEADER_WORDS + BANK_WORDS * (generation % 2) as usize;
+        let values = rows.iter().flatten().flat_map(|totals| totals.to_words());
+        for (word, value) in words[start..start + BANK_WORDS].iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+        words[GENERATION].store(generation, Ordering::Release);
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `map` and nothing refers to it any more.
+        unsafe { libc::munmap(self.words.as_ptr().cast(), BYTES) };
+    }
+}
+
+/// Reads every ledger in a folder, ordered by process, start time and layer. Files with other
+/// endings are passed over.
+///
+/// # Errors
+/// Names the folder or file that cannot be read, or that is no whole ledger.
+pub fn read_ledgers(folder: &Path) -> Result<Vec<ProcessLedger>, LedgerError> {
+    let failed = |source| LedgerError::Io {
+        path: folder.to_owned(),
+        source,
+    };
+    let mut ledgers = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|ending| ending == "ledger") {
+            ledgers.push(read_ledger(&path)?);
+        }
+    }
+    ledgers.sort_by_key(|ledger| (ledger.pid, ledger.start_ticks, ledger.layer));
+    Ok(ledgers)
+}
+
+fn read_ledger(path: &Path) -> Result<ProcessLedger, LedgerError> {
+    let words = read_stable(path)?;
+    let rows = bank(&words);
+    let layer = match words[2] {
+        0 => Layer::Driver,
+        1 => Layer::Runtime,
+        other => return Err(malformed(path, format!("layer {other} is unknown"))),
+    };
+    let pid = u32::try_from(words[3])
+        .map_err(|_| malformed(path, format!("{} is no process number", words[3])))?;
+    let by_kind = |row: &[Totals; KINDS]| {
+        let names = Kind::ALL.iter().map(|kind| kind.name().to_owned());
+        names.zip(row.iter().copied()).collect()
+    };
+    Ok(ProcessLedger {
+        pid,
+        start_ticks: words[4],
+        layer,
+        devices: (0u32..)
+            .zip(&rows[..DEVICES])
+            .map(|(device, row)| DeviceLedger {
+                device,
+                kinds: by_kind(row),
+            })
+            .collect(),
+        without_device: by_kind(&rows[DEVICES]),
+    })
+}
+
+/// The file's words, with a whole current bank: read twice, until no update came between.
+fn read_stable(path: &Path) -> Result<Vec<u64>, LedgerError> {
+    let failed = |source| LedgerError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    let mut file = File::open(path).map_err(failed)?;
+    for _ in 0..READ_TRIES {
+        let first = read_words(&mut file, path)?;
+        let second = read_words(&mut file, path)?;
+        if first[GENERATION] == second[GENERATION] {
+            return Ok(first);
+        }
+        std::thread::yield_now();
+    }
+    Err(malformed(
+        path,
+        "it kept changing while it was read".to_owned(),
+    ))
+}
+
+fn read_words(file: &mut File, path: &Path) -> Result<Vec<u64>, LedgerError> {
+    let mut bytes = Vec::with_capacity(BYTES);
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut bytes))
+        .map_err(|source| LedgerError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
+    if bytes.len() != BYTES {
+        let reason = format!("{} bytes long, {BYTES} expected", bytes.len());
+        return Err(malformed(path, reason));
+    }
+    let words: Vec<u64> = bytes
+        .chunks_exact(8)
+        // A chunk of eight bytes always fits an array of eight.
+        .map(|chunk| u64::from_ne_bytes(chunk.try_into().unwrap()))
+        .collect();
+    if words[0] != MAGIC || words[1] != VERSION {
+        let reason = "it does not begin with this version's mark".to_owned();
+        return Err(malformed(path, reason));
+    }
+    if words[5] != DEVICES as u64 || words[6] != KINDS as u64 {
+        let reason = format!("{} devices and {} kinds", words[5], words[6]);
+        return Err(malformed(path, reason));
+    }
+    Ok(words)
+}
+
+/// The current bank of a file's words.
+fn bank(words: &[u64]) -> Rows {
+    let start = HEADER_WORDS + BANK_WORDS * (words[GENERATION] % 2) as usize;
+    let mut rows = Rows::default();
+    let records = words[start..start + BANK_WORDS].chunks_exact(FIELDS);
+    for (totals, record) in rows.iter_mut().flatten().zip(records) {
+        *totals = Totals::from_words(record);
+    }
+    rows
+}
+
+fn malformed(path: &Path, reason: String) -> LedgerError {
+    LedgerError::Malformed {
+        path: path.to_owned(),
+        reason,
+    }
+}

@@ -1,0 +1,235 @@
+//! Finds processes that map hooked libraries, hooks the libraries, and remembers which process
+//! maps which. Runs on a thread of its own: the draining side never waits for it.
+//!
+//! Libraries are found three ways: files known before any process maps them (configuration, the
+//! loader's cache), every process at a fixed interval, and a new program soon after its exec,
+//! when its loader has had time to map them.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::library::{self, FileId, Library};
+use super::procfs;
+use crate::probes::bpf::{Attachment, Probes};
+
+/// When to look at a program after its exec: the loader needs a moment to map its libraries.
+const LOOKS: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_millis(5),
+    Duration::from_millis(30),
+    Duration::from_millis(120),
+    Duration::from_millis(500),
+];
+
+/// What is known of hooks, shared with the draining side.
+#[derive(Default)]
+pub struct Known {
+    libraries: HashMap<FileId, (String, Vec<Attachment>)>,
+    processes: HashMap<u32, Vec<FileId>>,
+}
+
+/// One symbol of one library that a process maps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coverage {
+    pub library: String,
+    pub symbol: &'static str,
+    pub refused: Option<String>,
+}
+
+impl Known {
+    /// Hooks of the libraries that a process maps; empty if none was found (yet).
+    pub fn coverage(&self, pid: u32) -> Vec<Coverage> {
+        let ids = self.processes.get(&pid).map_or(&[][..], Vec::as_slice);
+        ids.iter()
+            .filter_map(|id| self.libraries.get(id))
+            .flat_map(|(path, attachments)| {
+                attachments.iter().map(|a| Coverage {
+                    library: path.clone(),
+                    symbol: a.symbol,
+                    refused: a.refused.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// Processes that map a hooked library.
+    pub fn pids(&self) -> Vec<u32> {
+        self.processes.keys().copied().collect()
+    }
+
+    /// Hooked functions, and functions that could not be hooked, over all libraries.
+    pub fn hooked(&self) -> (usize, usize) {
+        let all = self.libraries.values().flat_map(|(_, attachments)| attachments);
+        let (yes, no): (Vec<_>, Vec<_>) = all.partition(|a| a.refused.is_none());
+        (yes.len(), no.len())
+    }
+
+    pub fn libraries(&self) -> Vec<String> {
+        self.libraries.values().map(|(path, _)| path.clone()).collect()
+    }
+}
+
+/// Asks the discovery thread for something.
+enum Request {
+    Look(u32),
+    Gone(u32),
+}
+
+/// The draining side's handle.
+pub struct Discovery {
+    known: Arc<Mutex<Known>>,
+    requests: Sender<Request>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Discovery {
+    /// Hooks the given files and those of all running processes, then goes on in the background.
+    pub fn start(mut probes: Probes, files: &[PathBuf], interval: Duration) -> anyhow::Result<Self> {
+        let known = Arc::new(Mutex::new(Known::default()));
+        for file in files {
+            match Library::from_path(file) {
+                Ok(library) => hook(&mut probes, &known, &library),
+                Err(error) => warn!("library not hooked: {error:#}"),
+            }
+        }
+        scan(&mut probes, &known);
+        let (requests, receiver) = mpsc::channel();
+        let shared = Arc::clone(&known);
+        let thread = std::thread::Builder::new()
+            .name("discovery".into())
+            .spawn(move || run(&mut probes, &shared, &receiver, interval))?;
+        Ok(Self { known, requests, thread: Some(thread) })
+    }
+
+    /// What is known now.
+    pub fn known(&self) -> MutexGuard<'_, Known> {
+        lock(&self.known)
+    }
+
+    /// A program was started: look at it soon.
+    pub fn look(&self, pid: u32) {
+        // The thread ends only with this handle, so the send cannot fail while we are here.
+        let _ = self.requests.send(Request::Look(pid));
+    }
+
+    /// A process is gone.
+    pub fn gone(&self, pid: u32) {
+        let _ = self.requests.send(Request::Gone(pid));
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        // Closing the channel ends the thread.
+        self.requests = mpsc::channel().0;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A thread that panicked while it held the lock leaves readable data behind.
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn run(probes: &mut Probes, known: &Mutex<Known>, requests: &Receiver<Request>, interval: Duration) {
+    let mut looks: Vec<(Instant, u32)> = Vec::new();
+    let mut next_scan = Instant::now() + interval;
+    loop {
+        let next_look = looks.iter().map(|(at, _)| *at).min();
+        let wake = next_look.map_or(next_scan, |at| at.min(next_scan));
+        match requests.recv_timeout(wake.saturating_duration_since(Instant::now())) {
+            Ok(Request::Look(pid)) => {
+                let now = Instant::now();
+                looks.extend(LOOKS.iter().map(|delay| (now + *delay, pid)));
+            }
+            Ok(Request::Gone(pid)) => {
+                looks.retain(|(_, looked)| *looked != pid);
+                lock(known).processes.remove(&pid);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let now = Instant::now();
+        let due: Vec<u32> = looks.iter().filter(|(at, _)| *at <= now).map(|(_, pid)| *pid).collect();
+        looks.retain(|(at, _)| *at > now);
+        for pid in due {
+            look_at(probes, known, pid);
+        }
+        if now >= next_scan {
+            scan(probes, known);
+            next_scan = Instant::now() + interval;
+        }
+    }
+}
+
+fn scan(probes: &mut Probes, known: &Mutex<Known>) {
+    let pids = procfs::pids();
+    for pid in &pids {
+        look_at(probes, known, *pid);
+    }
+    lock(known).processes.retain(|pid, _| pids.contains(pid));
+}
+
+fn look_at(probes: &mut Probes, known: &Mutex<Known>, pid: u32) {
+    let mut ids = Vec::new();
+    for mapping in procfs::mappings(pid) {
+        let Some(layer) = library::layer_of(&mapping.path).filter(|_| mapping.executable) else { continue };
+        let open_path = mapping.open_path(pid);
+        // The process may be gone by now.
+        let Ok(id) = FileId::of(&open_path) else { continue };
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+        if !lock(known).libraries.contains_key(&id) {
+            hook(probes, known, &Library { id, path: mapping.path.clone(), open_path, layer });
+        }
+    }
+    if !ids.is_empty() {
+        lock(known).processes.insert(pid, ids);
+    }
+}
+
+fn hook(probes: &mut Probes, known: &Mutex<Known>, library: &Library) {
+    let attachments = probes.attach(library).to_vec();
+    let (hooked, refused): (Vec<_>, Vec<_>) = attachments.iter().partition(|a| a.refused.is_none());
+    info!(library = library.path, hooked = hooked.len(), "hooked");
+    for attachment in refused {
+        let reason = attachment.refused.as_deref().unwrap_or_default();
+        warn!(library = library.path, symbol = attachment.symbol, reason, "not hooked");
+    }
+    lock(known).libraries.insert(library.id, (library.path.clone(), attachments));
+}
+
+/// Library files that a program is likely to load: those beside the names in `folders`, and
+/// those in the loader's default places.
+pub fn likely_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
+    const DEFAULT_FOLDERS: [&str; 6] = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/local/cuda/lib64",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib/wsl/lib",
+    ];
+    let mut found = HashMap::new();
+    for folder in folders.iter().map(PathBuf::as_path).chain(DEFAULT_FOLDERS.iter().map(Path::new)) {
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if library::layer_of(&path.to_string_lossy()).is_some()
+                && let Ok(id) = FileId::of(&path)
+            {
+                found.entry(id).or_insert(path);
+            }
+        }
+    }
+    found.into_values().collect()
+}

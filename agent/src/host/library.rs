@@ -1,0 +1,113 @@
+//! A library file that exports hooked functions: found, named and opened by (device, inode).
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol, ReadCache};
+
+use crate::probes::hooks::{HOOKS, Layer};
+
+/// A file on this host, whatever its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId {
+    pub device: u64,
+    pub inode: u64,
+}
+
+impl FileId {
+    /// Asks the file behind `path` itself, so that overlay file systems give the real one.
+    pub fn of(path: &Path) -> std::io::Result<Self> {
+        let metadata = std::fs::metadata(path)?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// One file to hook.
+#[derive(Debug, Clone)]
+pub struct Library {
+    pub id: FileId,
+    /// Path for people, as the process that maps it sees it.
+    pub path: String,
+    /// Path that opens it.
+    pub open_path: PathBuf,
+    pub layer: Layer,
+}
+
+/// Which layer a file of that path belongs to, if any.
+pub fn layer_of(path: &str) -> Option<Layer> {
+    let name = path.rsplit('/').next()?;
+    if name.starts_with("libcuda.so") {
+        Some(Layer::Driver)
+    } else if name.starts_with("libcudart.so") {
+        Some(Layer::Runtime)
+    } else {
+        None
+    }
+}
+
+impl Library {
+    /// A file that no process has mapped yet.
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
+        let display = path.to_string_lossy().into_owned();
+        let Some(layer) = layer_of(&display) else {
+            bail!("{display} is neither libcuda.so* nor libcudart.so*");
+        };
+        let id = FileId::of(path).with_context(|| format!("failed to open {display}"))?;
+        Ok(Self { id, path: display, open_path: path.to_path_buf(), layer })
+    }
+
+    /// File offsets of the hooked functions that the library exports.
+    pub fn function_offsets(&self) -> anyhow::Result<HashMap<&'static str, u64>> {
+        let file = File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
+        let cache = ReadCache::new(file);
+        let elf = object::read::elf::ElfFile64::<Endianness, _>::parse(&cache)
+            .with_context(|| format!("{} is not a 64-bit ELF file", self.path))?;
+        let endian = elf.endian();
+        let segments = elf.elf_header().program_headers(endian, &cache)?;
+        let mut offsets = HashMap::new();
+        for symbol in elf.dynamic_symbols() {
+            if !symbol.is_definition() {
+                continue;
+            }
+            let Ok(name) = symbol.name() else { continue };
+            let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else { continue };
+            let address = symbol.address();
+            let segment = segments.iter().find(|segment| {
+                let start = segment.p_vaddr(endian);
+                segment.p_type(endian) == object::elf::PT_LOAD
+                    && (start..start.saturating_add(segment.p_filesz(endian))).contains(&address)
+            });
+            if let Some(segment) = segment {
+                offsets.insert(hook.symbol, address - segment.p_vaddr(endian) + segment.p_offset(endian));
+            }
+        }
+        Ok(offsets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_go_by_file_name() {
+        assert_eq!(layer_of("/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"), Some(Layer::Driver));
+        assert_eq!(layer_of("/opt/libcudart.so.13"), Some(Layer::Runtime));
+        assert_eq!(layer_of("/opt/libcudadebugger.so.1"), None);
+    }
+
+    #[test]
+    fn a_file_that_is_no_library_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libcuda.so.1");
+        std::fs::write(&path, "not an ELF file").unwrap();
+        let library = Library::from_path(&path).unwrap();
+        let error = format!("{:#}", library.function_offsets().unwrap_err());
+        assert!(error.contains("libcuda.so.1 is not a 64-bit ELF file"), "{error}");
+        assert!(Library::from_path(Path::new("/nonexistent/libcuda.so.1")).is_err());
+    }
+}

@@ -1,0 +1,10 @@
+//! What the host tells: processes, libraries, cards, NUMA nodes, clocks, and who we are.
+
+pub mod bpffs;
+pub mod clock;
+pub mod discovery;
+pub mod gpu;
+pub mod identity;
+pub mod library;
+pub mod numa;
+pub mod procfs;

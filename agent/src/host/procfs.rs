@@ -1,0 +1,181 @@
+//! The few files of `/proc` that the agent reads. A process may vanish at any moment: then
+//! there is simply nothing.
+
+use std::fs;
+use std::path::PathBuf;
+
+/// Fields of `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    pub state: u8,
+    /// Field 22, clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+pub fn stat(pid: u32) -> Option<Stat> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn parse_stat(line: &str) -> Option<Stat> {
+    // The command name may hold spaces and brackets: fields count from the last bracket.
+    let fields = &line[line.rfind(')')? + 1..];
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?.bytes().next()?;
+    let start_ticks = fields.nth(18)?.parse().ok()?;
+    Some(Stat { state, start_ticks })
+}
+
+/// True if no thread of the process lives any more: it is gone, or its leader is a zombie and
+/// the only task.
+pub fn is_gone(pid: u32, start_ticks: u64) -> bool {
+    let Some(stat) = stat(pid) else { return true };
+    if stat.start_ticks != start_ticks {
+        return true;
+    }
+    let dead = matches!(stat.state, b'Z' | b'X');
+    dead && fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1
+}
+
+/// All process ids.
+pub fn pids() -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The path of the executable, as the process sees it.
+pub fn exe(pid: u32) -> Option<String> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| path.to_string_lossy().into_owned())
+}
+
+/// The longest command line that is kept, bytes.
+const COMMAND_BYTES: usize = 4096;
+
+pub fn command(pid: u32) -> Option<String> {
+    let mut bytes = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    bytes.truncate(COMMAND_BYTES);
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    let words: Vec<_> = bytes.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    Some(words.join(" ")).filter(|command| !command.is_empty())
+}
+
+/// One variable of the environment the process was started with.
+pub fn environment_variable(pid: u32, name: &str) -> Option<String> {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    bytes.split(|b| *b == 0).find_map(|entry| {
+        let entry = String::from_utf8_lossy(entry);
+        let (key, value) = entry.split_once('=')?;
+        (key == name).then(|| value.to_string())
+    })
+}
+
+/// One file mapping of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    /// Offset in the file, bytes.
+    pub offset: u64,
+    pub executable: bool,
+    pub device: u64,
+    pub inode: u64,
+    /// Path as the process sees it, without the ` (deleted)` mark.
+    pub path: String,
+    /// The mark was there: the file was replaced or removed while in use.
+    pub deleted: bool,
+}
+
+impl Mapping {
+    /// A name that opens the mapped file itself, also in another mount namespace and after the
+    /// file was replaced.
+    pub fn open_path(&self, pid: u32) -> PathBuf {
+        format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end).into()
+    }
+}
+
+/// The file mappings of a process, in order of address.
+pub fn mappings(pid: u32) -> Vec<Mapping> {
+    let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else { return Vec::new() };
+    String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect()
+}
+
+/// Parses a line of `maps`; `None` for anonymous memory and for lines that make no sense.
+pub fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut rest = line;
+    let mut field = || {
+        rest = rest.trim_start_matches(' ');
+        let end = rest.find(' ').unwrap_or(rest.len());
+        let (field, tail) = rest.split_at(end);
+        rest = tail;
+        field
+    };
+    let (range, permissions, offset, device, inode) = (field(), field(), field(), field(), field());
+    let path = rest.trim_start_matches(' ');
+    if !path.starts_with('/') {
+        return None;
+    }
+    let (start, end) = range.split_once('-')?;
+    let (major, minor) = device.split_once(':')?;
+    let (path, deleted) = match path.strip_suffix(" (deleted)") {
+        Some(path) => (path, true),
+        None => (path, false),
+    };
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (hex(start)?, hex(end)?);
+    if start >= end {
+        return None;
+    }
+    Some(Mapping {
+        start,
+        end,
+        offset: hex(offset)?,
+        executable: permissions.as_bytes().get(2) == Some(&b'x'),
+        device: libc::makedev(hex(major)? as u32, hex(minor)? as u32),
+        inode: inode.parse().ok()?,
+        path: path.to_string(),
+        deleted,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn stat_counts_fields_from_the_last_bracket() {
+        let line = "42 (a) b) S 1 42 42 0 -1 4194560 9 0 0 0 1 2 0 0 20 0 1 0 987654 1 2";
+        assert_eq!(parse_stat(line), Some(Stat { state: b'S', start_ticks: 987_654 }));
+        assert_eq!(parse_stat("42 (a"), None);
+    }
+
+    #[test]
+    fn mappings_with_spaces_and_marks() {
+        let line = "7f00-8f00 r-xp 00001000 fe:02 1234    /opt/my libs/libcuda.so.1 (deleted)";
+        let mapping = parse_mapping(line).unwrap();
+        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x7f00, 0x8f00, 0x1000));
+        assert_eq!((mapping.device, mapping.inode), (libc::makedev(0xfe, 2), 1234));
+        assert_eq!(mapping.path, "/opt/my libs/libcuda.so.1");
+        assert!(mapping.deleted && mapping.executable);
+        assert_eq!(parse_mapping("7f00-8f00 rw-p 00000000 00:00 0 "), None);
+        assert_eq!(parse_mapping("7f00-8f00 rw-p 00000000 00:00 0    [heap]"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_line_is_survived(line in ".{0,200}") {
+            let _ = parse_mapping(&line);
+            let _ = parse_stat(&line);
+        }
+    }
+
+    #[test]
+    fn this_process_is_there() {
+        let me = std::process::id();
+        let stat = stat(me).unwrap();
+        assert!(!is_gone(me, stat.start_ticks));
+        assert!(is_gone(me, stat.start_ticks + 1));
+        assert!(mappings(me).iter().any(|m| m.executable));
+    }
+}

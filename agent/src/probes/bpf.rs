@@ -1,0 +1,309 @@
+//! Loads the BPF programs, attaches them to libraries, and keeps them in the kernel across
+//! restarts of the agent.
+//!
+//! Pinned form (the daemon): maps, programs and links live in a folder on bpffs named after the
+//! BPF object's and hook table's hash. When the agent is killed the probes go on and the ring
+//! keeps what they send; the next agent with the same hash goes on reading. An agent with
+//! another hash takes the old folder away and starts anew.
+//!
+//! Unpinned form (`trace`): everything goes away with the process, however it ends.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use aya::maps::{Array, Map, MapData, PerCpuArray};
+use aya::programs::links::{FdLink, PinnedLink};
+
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::{ProbeKind, RawTracePoint, UProbe};
+use aya::{Ebpf, EbpfLoader};
+use vramscope_ebpf_abi::{Loss, RING_BYTES};
+
+use super::hooks::{HOOKS, Layer};
+use super::ring::Ring;
+use crate::host::bpffs;
+use crate::host::library::{FileId, Library};
+
+/// The object that `cargo xtask ebpf` built; empty if it had not been built.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/vramscope.bpf.o"));
+
+const MAPS: [&str; 6] = ["EVENTS", "THREADS", "NEW_THREAD", "SEQ", "GENERATION", "LOST"];
+const TRACEPOINTS: [(&str, &str); 2] = [("exec", "sched_process_exec"), ("exit", "sched_process_exit")];
+
+/// Whether a function of one library is probed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attachment {
+    pub symbol: &'static str,
+    /// Why not, `None` if it is.
+    pub refused: Option<String>,
+}
+
+/// Programs in the kernel and what they are attached to.
+pub struct Probes {
+    programs: Programs,
+    /// Folder of the pins, `None` in the unpinned form.
+    pins: Option<PathBuf>,
+    attached: HashMap<FileId, Vec<Attachment>>,
+}
+
+/// What the draining side needs of the kernel side.
+pub struct Channel {
+    pub ring: Ring,
+    lost: PerCpuArray<MapData, u64>,
+    /// Names the ring: two agents that see the same value read the same ring.
+    pub generation: u64,
+    /// False if the probes were there before this agent.
+    pub fresh: bool,
+}
+
+enum Programs {
+    Loaded(Box<Ebpf>),
+    Pinned { enter: UProbe, leave: UProbe },
+}
+
+impl Programs {
+    fn get(&mut self, name: &str) -> anyhow::Result<&mut UProbe> {
+        match self {
+            Programs::Loaded(ebpf) => {
+                let program = ebpf.program_mut(name).with_context(|| format!("no BPF program {name:?} in the object"))?;
+                Ok(program.try_into()?)
+            }
+            Programs::Pinned { enter, leave } => Ok(if name == "enter" { enter } else { leave }),
+        }
+    }
+}
+
+/// Loads the programs for one command; they go away with this process. Sequence numbers start
+/// at 1.
+pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
+    let mut ebpf = load_object()?;
+    attach_tracepoints(&mut ebpf, None)?;
+    let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
+    let probes = Probes { programs: Programs::Loaded(Box::new(ebpf)), pins: None, attached: HashMap::new() };
+    Ok((probes, channel))
+}
+
+/// Loads and pins the programs below `root`, or goes on with those an earlier agent left there.
+/// New maps start their sequence numbers at `next_seq`.
+pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channel)> {
+    bpffs::ensure_mounted(root)?;
+    let pins = root.join(format!("{:016x}", identity()));
+    let links = pins.join("links");
+    // `complete` is made last: a folder without it is what a killed agent left half done.
+    let complete = pins.join("complete");
+    let fresh = !complete.exists();
+    if fresh {
+        remove_pins(root)?;
+        fs::create_dir_all(&links).with_context(|| format!("failed to create {}", links.display()))?;
+        let mut ebpf = load_object()?;
+        for name in MAPS {
+            let map = ebpf.map_mut(name).with_context(|| format!("no BPF map {name:?} in the object"))?;
+            map.pin(pins.join(name)).with_context(|| format!("failed to pin map {name}"))?;
+        }
+        for name in ["enter", "leave"] {
+            let program: &mut UProbe = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
+            program.pin(pins.join(name)).with_context(|| format!("failed to pin program {name}"))?;
+        }
+        attach_tracepoints(&mut ebpf, Some(&links))?;
+        set_start(&pins, next_seq)?;
+        fs::create_dir(&complete).with_context(|| format!("failed to create {}", complete.display()))?;
+    }
+    let open = |name: &str| {
+        let path = pins.join(name);
+        MapData::from_pin(&path).with_context(|| format!("failed to open pinned map {}", path.display()))
+    };
+    let mut channel = Channel::open(open, None)?;
+    channel.fresh = fresh;
+    let programs = Programs::Pinned {
+        enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
+        leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
+    };
+    Ok((Probes { programs, pins: Some(pins), attached: HashMap::new() }, channel))
+}
+
+/// Takes every probe below `root` out of the kernel. True if there were any.
+pub fn remove_pins(root: &Path) -> anyhow::Result<bool> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).with_context(|| format!("failed to read {}", root.display())),
+    };
+    let mut found = false;
+    for entry in entries {
+        let path = entry?.path();
+        if path.is_dir() {
+            found = true;
+            fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+        }
+    }
+    Ok(found)
+}
+
+/// Changes whenever pinned programs could not be understood by this agent.
+fn identity() -> u64 {
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    hash.update(OBJECT);
+    for hook in HOOKS {
+        hash.update(hook.symbol.as_bytes());
+    }
+    hash.digest()
+}
+
+fn load_object() -> anyhow::Result<Ebpf> {
+    if OBJECT.is_empty() {
+        bail!("this agent was built without its BPF program: run `cargo xtask ebpf` and build it again");
+    }
+    let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| {
+        anyhow::anyhow!(
+            "failed to load the BPF program: {}; it needs a kernel from 5.15 on with BPF, and root or CAP_BPF + CAP_PERFMON + CAP_SYS_ADMIN",
+            chain(&error)
+        )
+    })?;
+    for name in ["enter", "leave"] {
+        let program: &mut UProbe = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
+        program.load().with_context(|| format!("the kernel refused BPF program {name}"))?;
+    }
+    Ok(ebpf)
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+fn attach_tracepoints(ebpf: &mut Ebpf, links: Option<&Path>) -> anyhow::Result<()> {
+    for (name, tracepoint) in TRACEPOINTS {
+        let program: &mut RawTracePoint = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
+        program.load().with_context(|| format!("the kernel refused BPF program {name}"))?;
+        let id = program.attach(tracepoint).with_context(|| format!("failed to attach to {tracepoint}"))?;
+        if let Some(links) = links {
+            let link: FdLink = program.take_link(id)?.into();
+            link.pin(links.join(tracepoint)).with_context(|| format!("failed to pin the link to {tracepoint}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<MapData> {
+    match ebpf.take_map(name) {
+        Some(Map::Array(data) | Map::RingBuf(data) | Map::PerCpuArray(data) | Map::HashMap(data)) => Ok(data),
+        _ => bail!("no BPF map {name:?} in the object"),
+    }
+}
+
+fn set_start(pins: &Path, next_seq: u64) -> anyhow::Result<()> {
+    let mut seq = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("SEQ"))?))?;
+    seq.set(0, next_seq, 0)?;
+    let mut generation = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("GENERATION"))?))?;
+    generation.set(0, crate::host::clock::realtime_ns(), 0)?;
+    Ok(())
+}
+
+impl Channel {
+    fn open(mut map: impl FnMut(&str) -> anyhow::Result<MapData>, next_seq: Option<u64>) -> anyhow::Result<Self> {
+        let ring = Ring::open(map("EVENTS")?.fd().as_fd(), RING_BYTES).context("failed to map the ring buffer")?;
+        let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
+        if let Some(next_seq) = next_seq {
+            let mut seq = Array::<_, u64>::try_from(Map::Array(map("SEQ")?))?;
+            seq.set(0, next_seq, 0)?;
+        }
+        let generation = Array::<_, u64>::try_from(Map::Array(map("GENERATION")?))?.get(&0, 0)?;
+        Ok(Self { ring, lost, generation, fresh: true })
+    }
+
+    /// Losses since the maps were made, by cause.
+    pub fn lost(&self) -> anyhow::Result<[u64; Loss::COUNT as usize]> {
+        let mut totals = [0; Loss::COUNT as usize];
+        for (index, total) in totals.iter_mut().enumerate() {
+            *total = self.lost.get(&(index as u32), 0)?.iter().sum();
+        }
+        Ok(totals)
+    }
+}
+
+impl Probes {
+    /// Attaches every hook of the library's layer that it exports. A library that was attached
+    /// before is left as it is. Never fails as a whole: what could not be attached says why.
+    pub fn attach(&mut self, library: &Library) -> &[Attachment] {
+        if !self.attached.contains_key(&library.id) {
+            let attachments = self.attach_new(library);
+            self.attached.insert(library.id, attachments);
+        }
+        &self.attached[&library.id]
+    }
+
+    /// What was attached to a library; empty if it was never seen.
+    pub fn attachments(&self, id: FileId) -> &[Attachment] {
+        self.attached.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    fn attach_new(&mut self, library: &Library) -> Vec<Attachment> {
+        let symbols = match library.function_offsets() {
+            Ok(symbols) => symbols,
+            Err(error) => {
+                let refused = format!("{error:#}");
+                return hooks_of(library.layer)
+                    .map(|(_, hook)| Attachment { symbol: hook.symbol, refused: Some(refused.clone()) })
+                    .collect();
+            }
+        };
+        hooks_of(library.layer)
+            .map(|(index, hook)| {
+                let refused = match symbols.get(hook.symbol) {
+                    None => Some("not exported by this library".to_string()),
+                    Some(offset) => self
+                        .attach_one(library, hook.symbol, *offset, hook.cookie(index))
+                        .err()
+                        .map(|error| format!("{error:#}")),
+                };
+                Attachment { symbol: hook.symbol, refused }
+            })
+            .collect()
+    }
+
+    fn attach_one(&mut self, library: &Library, symbol: &str, offset: u64, cookie: u64) -> anyhow::Result<()> {
+        // The return probe first: a call that is entered in between is then counted as missed,
+        // where the other order would leave an entry without an end.
+        for name in ["leave", "enter"] {
+            let pin = self.pins.as_ref().map(|pins| pins.join("links").join(link_name(library.id, symbol, name)));
+            if let Some(pin) = &pin
+                && PinnedLink::from_pin(pin).is_ok()
+            {
+                continue;
+            }
+            let program = self.programs.get(name)?;
+            let point = UProbeAttachPoint {
+                location: UProbeAttachLocation::AbsoluteOffset(offset),
+                cookie: Some(cookie),
+            };
+            let id = program
+                .attach(point, &library.open_path, UProbeScope::AllProcesses)
+                .map_err(|error| anyhow::anyhow!("failed to attach: {}", chain(&error)))?;
+            if let Some(pin) = pin {
+                let link: FdLink = program.take_link(id)?.try_into()?;
+                link.pin(&pin).with_context(|| format!("failed to pin {}", pin.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {
+    (0u16..).zip(HOOKS).filter(move |(_, hook)| hook.layer == layer)
+}
+
+/// bpffs allows no dots in names.
+fn link_name(id: FileId, symbol: &str, program: &str) -> OsString {
+    format!("{:x}-{:x}-{symbol}-{program}", id.device, id.inode).into()
+}

@@ -1,0 +1,10 @@
+//! Where calls come from: the hook table, the BPF programs and their attachment, the ring, and
+//! the order in which calls took effect.
+
+pub mod bpf;
+pub mod hooks;
+pub mod order;
+pub mod record;
+pub mod ring;
+
+pub use record::{Event, TracedCall};

@@ -1,0 +1,278 @@
+//! Puts events into the order in which they took effect, and call chains together.
+//!
+//! The kernel numbers events where they take effect (a free at its entry, an allocation at its
+//! return), but they arrive when calls return. So an event waits until all lower numbers are
+//! there, at most `hold`: a free that the driver is long over, or a lost record, must not stop
+//! the rest. A call made inside another traced call arrives first and waits for the outer one,
+//! which has the stack and the number it will name as its parent.
+//!
+//! Invariants:
+//! - every event that goes in comes out exactly once;
+//! - events come out in order of `seq`, except those that arrive after their turn was given up.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Event, TracedCall};
+
+/// An event in its turn, with what its call chain adds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ordered {
+    pub event: Event,
+    /// `seq` of the enclosing call's row.
+    pub parent_seq: Option<u64>,
+    /// Stack of the outermost call.
+    pub stack: Vec<u64>,
+    pub stack_full: bool,
+    /// For an enclosing call: a nested call of the driver did the same thing and succeeded.
+    pub nested_success: bool,
+    /// For an enclosing call: the device on which its nested calls worked.
+    pub context: Option<u64>,
+}
+
+/// Events that wait, as the journal keeps them.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Waiting {
+    pub next_seq: Option<u64>,
+    pub nested: Vec<TracedCall>,
+    pub ordered: Vec<Ordered>,
+}
+
+/// See the module's text.
+pub struct Orderer {
+    hold_ns: u64,
+    /// Calls whose enclosing call has not returned, by thread.
+    nested: HashMap<u32, Vec<(u64, TracedCall)>>,
+    /// Events whose turn has not come, with their time of arrival.
+    turns: BTreeMap<u64, (u64, Ordered)>,
+    next_seq: Option<u64>,
+}
+
+impl Orderer {
+    /// `next_seq`: the number of the first event to come, if it is known.
+    pub fn new(hold: std::time::Duration, next_seq: Option<u64>) -> Self {
+        Self { hold_ns: hold.as_nanos() as u64, nested: HashMap::new(), turns: BTreeMap::new(), next_seq }
+    }
+
+    /// Goes on with what waited when the journal was written.
+    pub fn restore(&mut self, waiting: Waiting, now_ns: u64) {
+        self.next_seq = waiting.next_seq;
+        for call in waiting.nested {
+            self.nested.entry(call.tid).or_default().push((now_ns, call));
+        }
+        for ordered in waiting.ordered {
+            self.turns.insert(ordered.event.seq(), (now_ns, ordered));
+        }
+    }
+
+    /// What waits now.
+    pub fn waiting(&self) -> Waiting {
+        Waiting {
+            next_seq: self.next_seq,
+            nested: self.nested.values().flatten().map(|(_, call)| call.clone()).collect(),
+            ordered: self.turns.values().map(|(_, ordered)| ordered.clone()).collect(),
+        }
+    }
+
+    /// Takes an event that arrived at `now_ns`.
+    pub fn push(&mut self, event: Event, now_ns: u64) {
+        let call = match event {
+            Event::Call(call) if call.parent_enter_ns.is_some() => {
+                self.nested.entry(call.tid).or_default().push((now_ns, call));
+                return;
+            }
+            Event::Call(call) => call,
+            other => {
+                self.insert(Ordered::plain(other), now_ns);
+                return;
+            }
+        };
+        let inner = self.nested.remove(&call.tid).unwrap_or_default();
+        for ordered in assemble(call, inner.into_iter().map(|(_, call)| call).collect()) {
+            self.insert(ordered, now_ns);
+        }
+    }
+
+    fn insert(&mut self, ordered: Ordered, now_ns: u64) {
+        self.turns.insert(ordered.event.seq(), (now_ns, ordered));
+    }
+
+    /// Gives the events whose turn has come, or whose wait has been long enough.
+    pub fn pop(&mut self, now_ns: u64, mut take: impl FnMut(Ordered)) {
+        let hold_ns = self.hold_ns;
+        let overdue = |arrived: u64| now_ns.saturating_sub(arrived) >= hold_ns;
+        // Nested calls whose enclosing call never came (its record was lost, its thread died).
+        let abandoned: Vec<u32> =
+            self.nested.iter().filter(|(_, calls)| calls.iter().any(|(at, _)| overdue(*at + hold_ns))).map(|(tid, _)| *tid).collect();
+        for tid in abandoned {
+            for (arrived, call) in self.nested.remove(&tid).unwrap_or_default() {
+                self.turns.insert(call.seq, (arrived, Ordered::plain(Event::Call(call))));
+            }
+        }
+        while let Some(entry) = self.turns.first_entry() {
+            let seq = *entry.key();
+            let in_turn = self.next_seq.is_some_and(|next| seq <= next);
+            if !in_turn && !overdue(entry.get().0) {
+                break;
+            }
+            self.next_seq = Some(self.next_seq.unwrap_or(0).max(seq + 1));
+            take(entry.remove().1);
+        }
+    }
+
+    /// Gives everything that waits, in order: nothing more will come.
+    pub fn drain(&mut self, take: impl FnMut(Ordered)) {
+        self.pop(u64::MAX, take);
+    }
+}
+
+impl Ordered {
+    fn plain(event: Event) -> Self {
+        let (stack, stack_full, context) = match &event {
+            Event::Call(call) => (call.stack.clone(), call.stack_full, call.context),
+            _ => (Vec::new(), false, None),
+        };
+        Self { event, parent_seq: None, stack, stack_full, nested_success: false, context }
+    }
+}
+
+/// Joins an outermost call with the calls made inside it.
+fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
+    // Calls of an earlier chain of this thread, whose outermost call never came.
+    let (inner, orphans): (Vec<_>, Vec<_>) = inner.into_iter().partition(|call| call.enter_ns >= root.enter_ns);
+    let seq_of = |enter_ns: u64| {
+        std::iter::once(&root).chain(&inner).find(|call| call.enter_ns == enter_ns).map(|call| call.seq)
+    };
+    let does_the_same = |call: &TracedCall, outer: &TracedCall| {
+        call.parent_enter_ns == Some(outer.enter_ns)
+            && call.result == 0
+            && std::mem::discriminant(&call.hook().effect) == std::mem::discriminant(&outer.hook().effect)
+    };
+    let context = inner.iter().rev().find_map(|call| call.context).or(root.context);
+    let mut chain = Vec::with_capacity(1 + inner.len() + orphans.len());
+    for call in std::iter::once(&root).chain(&inner) {
+        chain.push(Ordered {
+            parent_seq: call.parent_enter_ns.and_then(seq_of),
+            stack: root.stack.clone(),
+            stack_full: root.stack_full,
+            nested_success: inner.iter().any(|other| does_the_same(other, call)),
+            context: call.context.or(context),
+            event: Event::Call(call.clone()),
+        });
+    }
+    chain.extend(orphans.into_iter().map(|call| Ordered::plain(Event::Call(call))));
+    chain
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::probes::hooks::HOOKS;
+
+    const HOLD: Duration = Duration::from_nanos(1000);
+
+    fn hook(symbol: &str) -> u16 {
+        HOOKS.iter().position(|hook| hook.symbol == symbol).unwrap() as u16
+    }
+
+    fn call(symbol: &str, seq: u64, enter_ns: u64, parent_enter_ns: Option<u64>) -> TracedCall {
+        TracedCall {
+            hook: hook(symbol),
+            tgid: 1,
+            tid: 1,
+            seq,
+            enter_ns,
+            exit_ns: enter_ns + 1,
+            parent_enter_ns,
+            args: [0; 6],
+            out: None,
+            context: None,
+            device: None,
+            result: 0,
+            stack: if parent_enter_ns.is_none() { vec![0x10, 0x20] } else { Vec::new() },
+            stack_full: false,
+        }
+    }
+
+    fn seqs(orderer: &mut Orderer, now_ns: u64) -> Vec<u64> {
+        let mut out = Vec::new();
+        orderer.pop(now_ns, |ordered| out.push(ordered.event.seq()));
+        out
+    }
+
+    /// Another thread got the address (3) before the free that gave it up (2) returned.
+    #[test]
+    fn a_free_under_way_is_waited_for() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 1, 10, None)), 0);
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 30, None)), 0);
+        assert_eq!(seqs(&mut orderer, 0), [1]);
+        orderer.push(Event::Call(call("cuMemFree_v2", 2, 20, None)), 5);
+        assert_eq!(seqs(&mut orderer, 5), [2, 3]);
+    }
+
+    #[test]
+    fn a_gap_is_given_up_after_the_hold() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Exec { tgid: 1, seq: 5, at_ns: 0 }, 100);
+        assert_eq!(seqs(&mut orderer, 1000), [0; 0]);
+        assert_eq!(seqs(&mut orderer, 1100), [5]);
+        orderer.push(Event::Exec { tgid: 1, seq: 3, at_ns: 0 }, 1200);
+        assert_eq!(seqs(&mut orderer, 1200), [3], "a late event comes at once");
+    }
+
+    #[test]
+    fn a_nested_call_gets_parent_and_stack() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 1, 11, Some(10))), 0);
+        assert_eq!(seqs(&mut orderer, 0), [0; 0]);
+        orderer.push(Event::Call(call("cudaMalloc", 2, 10, None)), 0);
+        let mut out = Vec::new();
+        orderer.pop(0, |ordered| out.push(ordered));
+        assert_eq!(out[0].parent_seq, Some(2));
+        assert_eq!(out[0].stack, [0x10, 0x20]);
+        assert!(!out[0].nested_success && out[1].nested_success);
+        assert_eq!(out[1].parent_seq, None);
+    }
+
+    #[test]
+    fn a_nested_call_without_its_outer_one_is_not_lost() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 1, 11, Some(10))), 0);
+        // The next chain of the same thread: its outer call cannot be the parent of the first.
+        orderer.push(Event::Call(call("cudaMalloc", 2, 20, None)), 0);
+        let mut out = Vec::new();
+        orderer.pop(0, |ordered| out.push((ordered.event.seq(), ordered.parent_seq, ordered.nested_success)));
+        assert_eq!(out, [(1, None, false), (2, None, false)]);
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 31, Some(30))), 0);
+        assert_eq!(seqs(&mut orderer, 10 * 1000), [3]);
+    }
+
+    proptest! {
+        /// Whatever the order of arrival, what comes out is what went in, sorted, as long as
+        /// nothing had to wait longer than the hold.
+        #[test]
+        fn arrival_order_does_not_matter(
+            seqs in Just((1..60u64).collect::<Vec<_>>()).prop_shuffle(),
+            restart_after in 0..60usize,
+        ) {
+            let mut orderer = Orderer::new(HOLD, Some(1));
+            let mut out = Vec::new();
+            for (i, seq) in seqs.iter().enumerate() {
+                orderer.push(Event::Exec { tgid: 1, seq: *seq, at_ns: 0 }, 0);
+                orderer.pop(0, |ordered| out.push(ordered.event.seq()));
+                if i == restart_after {
+                    let waiting = orderer.waiting();
+                    orderer = Orderer::new(HOLD, None);
+                    orderer.restore(waiting, 0);
+                }
+            }
+            prop_assert_eq!(out, (1..60).collect::<Vec<u64>>());
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Decodes ring records. The ring is written by our own programs only, but a pinned ring may
+//! outlive the agent that made it, so nothing is assumed of the bytes.
+
+use serde::{Deserialize, Serialize};
+use vramscope_ebpf_abi::{
+    Call, CallStack, FLAG_CONTEXT, FLAG_DEVICE, FLAG_OUT, FLAG_STACK_FULL, KIND_CALL,
+    KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Process, STACK_FRAMES,
+};
+
+use super::hooks::{HOOKS, Hook};
+
+/// One finished call, whatever source saw it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedCall {
+    /// Row of the hook table.
+    pub hook: u16,
+    pub tgid: u32,
+    pub tid: u32,
+    /// When the call took effect, in the host's order.
+    pub seq: u64,
+    /// CLOCK_MONOTONIC nanoseconds.
+    pub enter_ns: u64,
+    pub exit_ns: u64,
+    /// `enter_ns` of the enclosing recorded call of this thread.
+    pub parent_enter_ns: Option<u64>,
+    pub args: [u64; 6],
+    /// What the out-pointer held at return; `None` if it was not read or could not be.
+    pub out: Option<u64>,
+    pub context: Option<u64>,
+    /// Device the thread chose through the runtime.
+    pub device: Option<i32>,
+    pub result: i32,
+    /// Return addresses, innermost first; empty for nested calls.
+    pub stack: Vec<u64>,
+    pub stack_full: bool,
+}
+
+impl TracedCall {
+    /// The hook table's row.
+    pub fn hook(&self) -> &'static Hook {
+        &HOOKS[self.hook as usize]
+    }
+
+    /// When the call took effect, CLOCK_MONOTONIC nanoseconds.
+    pub fn effect_ns(&self) -> u64 {
+        match self.hook().effect {
+            super::hooks::Effect::Free { .. } => self.enter_ns,
+            _ => self.exit_ns,
+        }
+    }
+}
+
+/// What the ring delivers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    Call(TracedCall),
+    Exec { tgid: u32, seq: u64, at_ns: u64 },
+    Exit { tgid: u32, seq: u64, at_ns: u64 },
+}
+
+impl Event {
+    pub fn seq(&self) -> u64 {
+        match self {
+            Event::Call(call) => call.seq,
+            Event::Exec { seq, .. } | Event::Exit { seq, .. } => *seq,
+        }
+    }
+}
+
+/// A record that no version of this agent can have written.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum DecodeError {
+    #[error("record of {0} bytes is too short for its kind {1}")]
+    Short(usize, u32),
+    #[error("unknown record kind {0}")]
+    Kind(u32),
+    #[error("hook {0} is not in the table of {len} rows", len = HOOKS.len())]
+    Hook(u32),
+}
+
+/// Decodes one record.
+pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
+    let kind = word(bytes, 0).ok_or(DecodeError::Short(bytes.len(), 0))?;
+    let wanted = match kind {
+        KIND_CALL => size_of::<Call>(),
+        KIND_CALL_STACK => size_of::<CallStack>(),
+        KIND_EXEC | KIND_EXIT => size_of::<Process>(),
+        other => return Err(DecodeError::Kind(other)),
+    };
+    if bytes.len() < wanted {
+        return Err(DecodeError::Short(bytes.len(), kind));
+    }
+    let word = |offset| word(bytes, offset).unwrap_or_default();
+    let long = |offset| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
+    let tgid = word(4 + if kind == KIND_CALL || kind == KIND_CALL_STACK { 4 } else { 0 });
+    match kind {
+        KIND_EXEC => return Ok(Event::Exec { tgid, seq: long(8), at_ns: long(16) }),
+        KIND_EXIT => return Ok(Event::Exit { tgid, seq: long(8), at_ns: long(16) }),
+        _ => {}
+    }
+    let hook = word(4);
+    if hook as usize >= HOOKS.len() {
+        return Err(DecodeError::Hook(hook));
+    }
+    let flags = word(core::mem::offset_of!(Call, flags));
+    let flagged = |flag: u32| flags & flag != 0;
+    let parent = long(core::mem::offset_of!(Call, parent_enter_ns));
+    let args = core::mem::offset_of!(Call, args);
+    let frames = (word(core::mem::offset_of!(Call, frames)) as usize).min(STACK_FRAMES);
+    let stack_at = core::mem::offset_of!(CallStack, stack);
+    let stack = if kind == KIND_CALL_STACK {
+        (0..frames).map(|i| long(stack_at + 8 * i)).take_while(|address| *address != 0).collect()
+    } else {
+        Vec::new()
+    };
+    Ok(Event::Call(TracedCall {
+        hook: hook as u16,
+        tgid,
+        tid: word(core::mem::offset_of!(Call, tid)),
+        seq: long(core::mem::offset_of!(Call, seq)),
+        enter_ns: long(core::mem::offset_of!(Call, enter_ns)),
+        exit_ns: long(core::mem::offset_of!(Call, exit_ns)),
+        parent_enter_ns: (parent != 0).then_some(parent),
+        args: core::array::from_fn(|i| long(args + 8 * i)),
+        out: flagged(FLAG_OUT).then(|| long(core::mem::offset_of!(Call, out))),
+        context: flagged(FLAG_CONTEXT).then(|| long(core::mem::offset_of!(Call, context))),
+        device: flagged(FLAG_DEVICE).then(|| word(core::mem::offset_of!(Call, device)) as i32),
+        result: word(core::mem::offset_of!(Call, result)) as i32,
+        stack,
+        stack_full: flagged(FLAG_STACK_FULL),
+    }))
+}
+
+fn word(bytes: &[u8], offset: usize) -> Option<u32> {
+    let bytes = bytes.get(offset..offset + 4)?;
+    Some(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
+        // SAFETY: the records have no padding (checked in the abi crate), so every byte is
+        // initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
+    }
+
+    fn sample() -> Call {
+        Call {
+            kind: KIND_CALL_STACK,
+            hook: 6,
+            tgid: 10,
+            tid: 11,
+            seq: 1 << 40,
+            enter_ns: 100,
+            exit_ns: 200,
+            parent_enter_ns: 0,
+            args: [1, 2, 3, 4, 5, u64::MAX],
+            out: 0xdead_beef_0000,
+            context: 7,
+            device: -1,
+            result: 2,
+            flags: FLAG_OUT | FLAG_DEVICE,
+            frames: 2,
+        }
+    }
+
+    #[test]
+    fn a_call_comes_back_as_it_was_written() {
+        let mut stack = [0; STACK_FRAMES];
+        stack[..2].copy_from_slice(&[0x1000, 0x2000]);
+        let Event::Call(call) = decode(&bytes_of(&CallStack { call: sample(), stack })).unwrap() else {
+            panic!("not a call")
+        };
+        assert_eq!((call.hook, call.tgid, call.tid, call.seq), (6, 10, 11, 1 << 40));
+        assert_eq!(call.args, [1, 2, 3, 4, 5, u64::MAX]);
+        assert_eq!((call.out, call.context, call.device), (Some(0xdead_beef_0000), None, Some(-1)));
+        assert_eq!((call.result, call.stack, call.parent_enter_ns), (2, vec![0x1000, 0x2000], None));
+    }
+
+    #[test]
+    fn strange_records_are_refused() {
+        assert_eq!(decode(&[1, 0]), Err(DecodeError::Short(2, 0)));
+        assert_eq!(decode(&[99, 0, 0, 0]), Err(DecodeError::Kind(99)));
+        let mut call = sample();
+        call.kind = KIND_CALL;
+        call.hook = 60_000;
+        assert_eq!(decode(&bytes_of(&call)), Err(DecodeError::Hook(60_000)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..800)) {
+            let _ = decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Reads the BPF ring buffer without giving its space back until the rows made from it are
+//! durable. aya's own reader frees each record as soon as it was read, which would lose what is
+//! in memory when the agent is killed.
+//!
+//! Invariants:
+//! - `position` runs ahead of the kernel's consumer position, which moves only in `release`;
+//! - positions are bytes since the ring was made and never go back, so a position in the journal
+//!   still names the same record after a restart, as long as the ring is the same one.
+//!
+//! Since the kernel wakes a reader only when its consumer position has caught up, the agent
+//! polls on a timer instead of waiting for wake-ups.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Set while the kernel side still writes the record.
+const BUSY: u32 = 1 << 31;
+/// Set if the kernel side gave the record up.
+const DISCARDED: u32 = 1 << 30;
+/// Length and offset words before each record.
+const HEADER: u64 = 8;
+
+/// A reader of one ring.
+pub struct Ring {
+    consumer: NonNull<libc::c_void>,
+    producer: NonNull<libc::c_void>,
+    page: usize,
+    size: u64,
+    position: u64,
+}
+
+// SAFETY: the mappings belong to this value alone and may be used from any one thread.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Maps the ring of `size` bytes (a power of two). Reading starts where the kernel's
+    /// consumer position stands.
+    pub fn open(fd: BorrowedFd<'_>, size: u32) -> io::Result<Self> {
+        // SAFETY: a query without side effects.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let map = |length: usize, protection: i32, offset: usize| {
+            // SAFETY: a new mapping of a file descriptor that the caller holds.
+            let address = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    length,
+                    protection,
+                    libc::MAP_SHARED,
+                    fd.as_raw_fd(),
+                    offset as libc::off_t,
+                )
+            };
+            if address == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            NonNull::new(address).ok_or_else(io::Error::last_os_error)
+        };
+        let consumer = map(page, libc::PROT_READ | libc::PROT_WRITE, 0)?;
+        // The kernel maps the data twice in a row, so that no record is split at the end.
+        let producer = match map(page + 2 * size as usize, libc::PROT_READ, page) {
+            Ok(producer) => producer,
+            Err(error) => {
+                // SAFETY: mapped just above with this length.
+                unsafe { libc::munmap(consumer.as_ptr(), page) };
+                return Err(error);
+            }
+        };
+        let mut ring = Self { consumer, producer, page, size: u64::from(size), position: 0 };
+        ring.position = ring.consumer_word().load(Ordering::Acquire);
+        Ok(ring)
+    }
+
+    fn consumer_word(&self) -> &AtomicU64 {
+        // SAFETY: the first word of the consumer page, aligned, mapped as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.consumer.as_ptr().cast()) }
+    }
+
+    fn producer_position(&self) -> u64 {
+        let word = self.producer.as_ptr().cast::<AtomicU64>();
+        // SAFETY: the first word of the producer page, aligned, mapped as long as `self`; only
+        // loads are made, the page is read-only.
+        unsafe { (*word).load(Ordering::Acquire) }
+    }
+
+    /// The position behind the last record that was read.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Goes on from a position of an earlier run on the same ring. A position that this ring
+    /// cannot have is refused.
+    pub fn resume(&mut self, position: u64) -> bool {
+        let possible = position >= self.consumer_word().load(Ordering::Acquire)
+            && position <= self.producer_position();
+        if possible {
+            self.position = position;
+        }
+        possible
+    }
+
+    /// Reads up to `limit` finished records.
+    pub fn read(&mut self, limit: usize, mut take: impl FnMut(&[u8])) -> usize {
+        let end = self.producer_position();
+        let mut taken = 0;
+        while self.position < end && taken < limit {
+            let offset = (self.position & (self.size - 1)) as usize;
+            // SAFETY: offset < size, so header and record lie inside the doubled data mapping.
+            let header = unsafe { self.producer.as_ptr().byte_add(self.page + offset) };
+            // SAFETY: records are 8-byte aligned; the kernel side writes this word atomically.
+            let length = unsafe { (*header.cast::<AtomicU32>()).load(Ordering::Acquire) };
+            if length & BUSY != 0 {
+                break;
+            }
+            let bytes = u64::from(length & !(BUSY | DISCARDED));
+            if length & DISCARDED == 0 {
+                // SAFETY: the record is finished, and stays until the consumer position passes
+                // it, which only `release` does.
+                take(unsafe {
+                    std::slice::from_raw_parts(header.byte_add(HEADER as usize).cast(), bytes as usize)
+                });
+                taken += 1;
+            }
+            self.position += HEADER + bytes.next_multiple_of(8);
+        }
+        taken
+    }
+
+    /// Gives back the space up to `position`: what was read before it is durable.
+    pub fn release(&self, position: u64) {
+        self.consumer_word().store(position, Ordering::Release);
+    }
+
+    /// Share of the ring that holds records, 0..1.
+    pub fn fill(&self) -> f64 {
+        let used = self.producer_position() - self.consumer_word().load(Ordering::Acquire);
+        used as f64 / self.size as f64
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: both were mapped in `open` with these lengths, and nothing borrows them.
+        unsafe {
+            libc::munmap(self.consumer.as_ptr(), self.page);
+            libc::munmap(self.producer.as_ptr(), self.page + 2 * self.size as usize);
+        }
+    }
+}
