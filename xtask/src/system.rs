@@ -7,6 +7,7 @@
 //!   collector;
 //! - a restart keeps folder, port and probes, as a restart on a host would.
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -283,7 +284,14 @@ impl System {
         parse_rows(&output.stdout)
     }
 
-    /// Waits until the tables know of the end of every process that has a ledger: its last rows
+    /// Processes that have a ledger.
+    pub fn ledger_pids(&self) -> Result<Vec<u32>> {
+        let ledgers = read_ledgers(&self.ledgers())?;
+        let pids: BTreeSet<u32> = ledgers.iter().map(|ledger| ledger.pid).collect();
+        Ok(pids.into_iter().collect())
+    }
+
+    /// Waits until the tables know of the end of every one of these processes: their last rows
     /// are on their way then.
     pub fn wait_until_ended(&self, pids: &[u32], limit: Duration) -> Result<()> {
         let list: Vec<String> = pids.iter().map(u32::to_string).collect();

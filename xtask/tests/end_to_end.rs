@@ -74,9 +74,10 @@ fn cannot_run(project: &Project) -> Option<String> {
 
 /// Waits for the workloads' last rows, stops everything in order, and compares what then lies in
 /// the data folder: nothing can come after that.
-fn compare_at_rest(bench: &mut Bench, pids: &[u32]) -> Vec<String> {
+fn compare_at_rest(bench: &mut Bench) -> Vec<String> {
     let system = &mut bench.system;
-    system.wait_until_ended(pids, SETTLE).unwrap();
+    let pids = system.ledger_pids().unwrap();
+    system.wait_until_ended(&pids, SETTLE).unwrap();
     system.stop_agent().unwrap();
     system.stop_collector().unwrap();
     system.differences().unwrap()
@@ -100,7 +101,6 @@ fn totals_equal_the_ledger() {
         (&["exit-code", "7"], 7),
         (&["driver"], 0),
     ];
-    let mut pids = Vec::new();
     for (arguments, code) in scenarios {
         let mut workload = bench.system.start_workload(arguments).unwrap();
         let status = workload.wait(WORKLOAD).unwrap();
@@ -109,13 +109,11 @@ fn totals_equal_the_ledger() {
             Some(code),
             "{arguments:?} ended with {status}"
         );
-        pids.push(workload.id());
     }
     // A crash is a signal, not a code.
     let mut crash = bench.system.start_workload(&["crash"]).unwrap();
     assert_eq!(crash.wait(WORKLOAD).unwrap().code(), None);
-    pids.push(crash.id());
-    assert_eq!(compare_at_rest(&mut bench, &pids), no_differences());
+    assert_eq!(compare_at_rest(&mut bench), no_differences());
 }
 
 /// A free that the driver refuses leaves the block alive, in the SQL as in the ledger.
@@ -132,8 +130,7 @@ fn refused_frees_equal_the_ledger() {
         )
         .unwrap();
     workload.wait_success(WORKLOAD).unwrap();
-    let pid = workload.id();
-    assert_eq!(compare_at_rest(&mut bench, &[pid]), no_differences());
+    assert_eq!(compare_at_rest(&mut bench), no_differences());
 }
 
 /// A ledger with one allocation too many does not match: the comparison can fail.
@@ -151,7 +148,7 @@ fn a_planted_miscount_is_found() {
         .unwrap();
     workload.wait_success(WORKLOAD).unwrap();
     let pid = workload.id();
-    let differences = compare_at_rest(&mut bench, &[pid]);
+    let differences = compare_at_rest(&mut bench);
     let names_the_count = differences
         .iter()
         .any(|line| line.contains(&format!("process {pid}")) && line.contains("allocations"));
@@ -180,8 +177,7 @@ fn a_killed_agent_loses_nothing() {
     xtask::children::sleep(Duration::from_secs(1)).unwrap();
     bench.system.start_agent().unwrap();
     workload.wait_success(WORKLOAD).unwrap();
-    let pid = workload.id();
-    assert_eq!(compare_at_rest(&mut bench, &[pid]), no_differences());
+    assert_eq!(compare_at_rest(&mut bench), no_differences());
 }
 
 /// The collector is killed while the agent sends, and started again: nothing is lost and nothing
@@ -196,6 +192,5 @@ fn a_killed_collector_loses_nothing() {
     xtask::children::sleep(Duration::from_secs(1)).unwrap();
     bench.system.start_collector().unwrap();
     workload.wait_success(WORKLOAD).unwrap();
-    let pid = workload.id();
-    assert_eq!(compare_at_rest(&mut bench, &[pid]), no_differences());
+    assert_eq!(compare_at_rest(&mut bench), no_differences());
 }
