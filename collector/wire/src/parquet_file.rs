@@ -58,13 +58,19 @@ pub fn encode(table: Table, batches: &[RecordBatch]) -> Result<Vec<u8>, ParquetE
 /// Reads and checks a whole file: every row group is decoded, so that what is accepted here
 /// can be read later. Columns the table gained since the file was written come back as NULL.
 pub fn decode<R: ChunkReader + 'static>(table: Table, file: R) -> Result<Vec<RecordBatch>, ReadError> {
+    rows(table, file)?.collect()
+}
+
+/// The same, a piece (at most 1024 rows) at a time: for a reader that must stop before a
+/// small file has grown into a large memory.
+pub fn rows<R: ChunkReader + 'static>(
+    table: Table,
+    file: R,
+) -> Result<impl Iterator<Item = Result<RecordBatch, ReadError>>, ReadError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
     check_schema(table, builder.schema())?;
-    let mut batches = Vec::new();
-    for batch in builder.build()? {
-        batches.push(conform(table, &batch?)?);
-    }
-    Ok(batches)
+    let reader = builder.with_batch_size(1024).build()?;
+    Ok(reader.map(move |batch| conform(table, &batch?)))
 }
 
 fn check_schema(table: Table, found: &SchemaRef) -> Result<(), ReadError> {

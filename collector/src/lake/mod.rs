@@ -1,0 +1,233 @@
+//! The lake: one Delta table per folder `DIR/TABLE/`, and the committer that fills them.
+//!
+//! Invariants:
+//! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
+//!   partition columns where the table has a time;
+//! - a commit carries, for each agent whose batches are in it, one application transaction:
+//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
+//!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
+//!   resent batch from counting twice;
+//! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
+//!   it names are on disk.
+
+pub mod committer;
+pub mod rows;
+pub mod store;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use arrow::datatypes::{Schema, SchemaRef};
+use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
+use deltalake::kernel::{StructField, StructType};
+use deltalake::operations::create::CreateBuilder;
+use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
+use url::Url;
+use vramscope_wire::Table;
+
+use store::DurableStore;
+
+/// What can go wrong with a table.
+#[derive(Debug, thiserror::Error)]
+pub enum LakeError {
+    /// The Delta library failed.
+    #[error("table {table}: {source}")]
+    Delta {
+        /// Which table.
+        table: &'static str,
+        /// What it said.
+        source: Box<DeltaTableError>,
+    },
+    /// The table on disk is not one that this collector can write.
+    #[error("table {table} in {dir} does not fit: {detail}; it was written by another version or another program")]
+    Columns {
+        /// Which table.
+        table: &'static str,
+        /// Its folder.
+        dir: PathBuf,
+        /// The first difference.
+        detail: String,
+    },
+    /// Rows could not be merged.
+    #[error("table {table}: {source}")]
+    Arrow {
+        /// Which table.
+        table: &'static str,
+        /// What went wrong.
+        source: arrow::error::ArrowError,
+    },
+    /// The file system said no.
+    #[error("failed to use {path}: {source}")]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// What it said.
+        source: std::io::Error,
+    },
+}
+
+fn delta_error(table: Table) -> impl FnOnce(DeltaTableError) -> LakeError {
+    move |source| LakeError::Delta { table: table.name(), source: Box::new(source) }
+}
+
+fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
+    let path = path.to_path_buf();
+    move |source| LakeError::Io { path, source }
+}
+
+/// The open tables. Only the committer changes them.
+#[derive(Debug)]
+pub struct Lake {
+    tables: BTreeMap<Table, RwLock<DeltaTable>>,
+    /// Transactions that were looked up or committed: a look-up reads the table's log, and a
+    /// commit needs one for each of its agents. Only this process writes them.
+    marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
+}
+
+impl Lake {
+    /// Opens every table below `data`, creates those that are missing, appends columns that
+    /// the wire schema gained, removes half-written files. For the holder of the folder's lock.
+    pub async fn open(data: &Path) -> Result<Lake, LakeError> {
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            tables.insert(table, RwLock::new(open_table(data, table).await?));
+        }
+        Ok(Lake { tables, marks: Mutex::default() })
+    }
+
+    /// The table as of its last commit.
+    pub fn table(&self, table: Table) -> DeltaTable {
+        // Every table is inserted in `open`.
+        self.tables[&table].read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, table: Table, state: DeltaTable) {
+        // Every table is inserted in `open`.
+        *self.tables[&table].write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// The highest `batch_seq` of an agent in one table, 0 if there is none.
+    pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
+        let key = (table, Arc::from(agent));
+        if let Some(known) = self.marks().get(&key) {
+            return Ok(*known);
+        }
+        let found = transaction(&self.table(table), agent).await.map_err(delta_error(table))?;
+        // A commit may have raised it meanwhile.
+        let mut marks = self.marks();
+        let mark = marks.entry(key).or_insert(found);
+        *mark = found.max(*mark);
+        Ok(*mark)
+    }
+
+    /// Takes over what a commit left: the table's new state and the agents' new marks.
+    fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
+        self.set(table, state);
+        self.marks().extend(highest.into_iter().map(|(agent, seq)| ((table, agent), seq)));
+    }
+
+    /// Takes over a state that was read anew, with whatever marks it holds.
+    fn reloaded(&self, table: Table, state: DeltaTable) {
+        self.set(table, state);
+        self.marks().retain(|(of, _), _| *of != table);
+    }
+
+    fn marks(&self) -> MutexGuard<'_, HashMap<(Table, Arc<str>), u64>> {
+        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The highest `batch_seq` of an agent in any table, 0 if there is none.
+    pub async fn highest_committed(&self, agent: &str) -> Result<u64, LakeError> {
+        let mut highest = 0;
+        for table in Table::ALL {
+            highest = self.committed(table, agent).await?.max(highest);
+        }
+        Ok(highest)
+    }
+}
+
+/// The highest `batch_seq` of an agent that a table holds, 0 if there is none.
+pub async fn transaction(table: &DeltaTable, agent: &str) -> Result<u64, DeltaTableError> {
+    let version = table.snapshot()?.transaction_version(&table.log_store(), agent).await?;
+    Ok(version.and_then(|version| u64::try_from(version).ok()).unwrap_or(0))
+}
+
+async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
+    let dir = data.join(table.name());
+    crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
+    store::remove_temporaries(&dir).map_err(io_error(&dir))?;
+    let url = Url::from_directory_path(&dir).map_err(|()| {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
+        LakeError::Io { path: dir.clone(), source }
+    })?;
+    let failed = || delta_error(table);
+    let mut delta = DeltaTableBuilder::from_url(url.clone())
+        .map_err(failed())?
+        .with_storage_backend(DurableStore::new(data), url)
+        .build()
+        .map_err(failed())?;
+    if !delta.verify_deltatable_existence().await.map_err(failed())? {
+        return create_table(delta, table).await.map_err(failed());
+    }
+    delta.load().await.map_err(failed())?;
+    append_columns(delta, table, &dir).await
+}
+
+async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, DeltaTableError> {
+    let columns = kernel_schema(&rows::lake_schema(table))?;
+    tracing::info!(table = table.name(), "creating table");
+    CreateBuilder::new()
+        .with_log_store(delta.log_store())
+        .with_table_name(table.name())
+        .with_comment(table.doc())
+        .with_columns(columns.fields().cloned())
+        .with_partition_columns(rows::partition_columns(table).iter().copied())
+        // A commit every two seconds makes 43,000 log entries a day; with checkpoints, one day
+        // of them is enough to look back on.
+        .with_configuration([("delta.logRetentionDuration", Some("interval 1 days"))])
+        .await
+}
+
+fn kernel_schema(schema: &SchemaRef) -> Result<StructType, DeltaTableError> {
+    schema.as_ref().try_into_kernel().map_err(DeltaTableError::from)
+}
+
+/// Compares a table on disk with the wire schema; appends what it lacks.
+async fn append_columns(delta: DeltaTable, table: Table, dir: &Path) -> Result<DeltaTable, LakeError> {
+    let failed = || delta_error(table);
+    let found = arrow_schema(&delta).map_err(failed())?;
+    let wanted = rows::lake_schema(table);
+    let wrong = |detail: String| LakeError::Columns { table: table.name(), dir: dir.to_path_buf(), detail };
+    let mut missing = Vec::new();
+    for field in wanted.fields() {
+        match found.field_with_name(field.name()) {
+            Ok(known) if known.data_type().equals_datatype(field.data_type()) => {}
+            Ok(known) => {
+                return Err(wrong(format!(
+                    "column {:?} is {}, expected {}",
+                    field.name(),
+                    known.data_type(),
+                    field.data_type()
+                )));
+            }
+            Err(_) if field.is_nullable() => missing.push(field.name().clone()),
+            Err(_) => return Err(wrong(format!("column {:?} is missing", field.name()))),
+        }
+    }
+    let partitions = delta.snapshot().map_err(failed())?.metadata().partition_columns().to_vec();
+    if partitions != rows::partition_columns(table) {
+        return Err(wrong(format!("it is partitioned by {partitions:?}")));
+    }
+    if missing.is_empty() {
+        return Ok(delta);
+    }
+    tracing::info!(table = table.name(), columns = missing.join(", "), "appending columns");
+    let kernel = kernel_schema(&wanted).map_err(failed())?;
+    let fields: Vec<StructField> = missing.iter().filter_map(|name| kernel.field(name).cloned()).collect();
+    delta.add_columns().with_fields(fields).await.map_err(failed())
+}
+
+fn arrow_schema(delta: &DeltaTable) -> Result<Schema, DeltaTableError> {
+    delta.snapshot()?.schema().as_ref().try_into_arrow().map_err(DeltaTableError::from)
+}

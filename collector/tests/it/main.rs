@@ -1,0 +1,8 @@
+//! The collector as its users meet it: the real binary, its gRPC and SQL doors, its folder on
+//! disk. What was sent is remembered here and compared with what comes back.
+
+mod cli;
+mod crash;
+mod ingest;
+mod query;
+mod support;
