@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use xtask::children::{self, Interrupted};
 use xtask::commands::setup::ByHand;
-use xtask::commands::{build, demo, ebpf, one_copy, setup, test};
+use xtask::commands::{bench, build, demo, ebpf, one_copy, setup, test};
 use xtask::project::Project;
 
 /// Set-up, builds, demo, tests and benchmarks of vramscope
@@ -29,6 +29,7 @@ enum Task {
     Build(build::Build),
     Demo(demo::Demo),
     Test(test::Test),
+    Bench(bench::Bench),
     OneCopy(one_copy::OneCopy),
 }
 
@@ -58,6 +59,7 @@ fn run(task: Task) -> Result<()> {
         Task::Build(options) => build::run(&project, &options),
         Task::Demo(options) => demo::run(&project, &options),
         Task::Test(options) => test::run(&project, &options),
+        Task::Bench(options) => bench::run(&project, &options),
         Task::OneCopy(options) => one_copy::run(&project, &options),
     }
 }

@@ -17,8 +17,10 @@ use crate::project::{Project, cargo_command};
 const TARGET: &str = "bpfel-unknown-none";
 /// Name of the binary in `ebpf/Cargo.toml`.
 const BINARY: &str = "vramscope";
-/// `--btf` makes bpf-linker keep type information, which the loader needs for maps.
-const RUSTFLAGS: &str = "-C linker=bpf-linker -C debuginfo=2 -C link-arg=--btf";
+/// The flags of `ebpf/.cargo/config.toml`, which explains them. They are said again in the
+/// environment because it replaces configured flags, while cargo would add those of the
+/// checkout's own configuration (frame pointers) to the kernel side's.
+const RUSTFLAGS: &str = "-C linker=bpf-linker -C target-cpu=v3 -C debuginfo=2 -C link-arg=--btf";
 
 /// Builds the kernel side (sets up its tools first).
 #[derive(Debug, Args)]
@@ -64,7 +66,6 @@ fn command(project: &Project, toolchain: &Toolchain, folder: &Path) -> Command {
     }
     command
         .current_dir(project.root.join("ebpf"))
-        // The environment variable beats `build.rustflags` of the checkout's configuration.
         .env("RUSTFLAGS", RUSTFLAGS);
     match toolchain {
         Toolchain::Packaged { rustc } => {
@@ -100,6 +101,19 @@ fn copy_if_changed(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Building here and building by hand in `ebpf/` use the same flags.
+    #[test]
+    fn flags_are_those_of_the_configuration() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebpf/.cargo/config.toml");
+        let config = std::fs::read_to_string(path).unwrap();
+        let line = config
+            .lines()
+            .find_map(|line| line.strip_prefix("rustflags = "))
+            .unwrap();
+        let flags: Vec<String> = serde_json::from_str(line).unwrap();
+        assert_eq!(flags.join(" "), RUSTFLAGS);
+    }
 
     /// Copying an equal object leaves the copy alone; a different one replaces it.
     #[test]

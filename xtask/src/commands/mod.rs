@@ -1,5 +1,6 @@
 //! One file per command of `cargo xtask`.
 
+pub mod bench;
 pub mod build;
 pub mod demo;
 pub mod ebpf;

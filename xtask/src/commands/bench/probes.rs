@@ -1,0 +1,76 @@
+//! What tracing adds to a cudaMalloc/cudaFree pair. On the stand-ins a pair is four traced calls:
+//! the two of the runtime, and the two of the driver under them.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::{Figure, Figures, median};
+use crate::children::check_interrupted;
+use crate::progress::Step;
+use crate::project::Project;
+use crate::system::{Driver, System};
+
+/// Turns of untraced and traced measurement.
+const TURNS: u64 = 3;
+
+/// Pairs of one measurement: few enough that the ring holds what the agent has not yet read.
+const PAIRS: u64 = 2000;
+
+/// Four calls, each an entry and a return probe with a stack: the kernel's own floor for the two
+/// probes is 1.1-1.3 us on a virtual machine, and three times that floor is accepted for the
+/// arguments, the stack and the ring.
+const TARGET_NS: f64 = 4.0 * 3.0 * 1300.0;
+
+/// Measures in turns, so that a drift of the machine's speed meets both sides.
+pub fn measure(project: &Project) -> Result<Figures> {
+    let driver = Driver::stand_ins(project);
+    let mut step = Step::start("measuring cudaMalloc/cudaFree pairs");
+    step.set_total(2 * TURNS);
+    let mut untraced = Vec::new();
+    let mut traced = Vec::new();
+    for turn in 0..TURNS {
+        check_interrupted()?;
+        step.at(2 * turn, "untraced");
+        untraced.push(pair_ns(project)?);
+        step.at(2 * turn + 1, "traced");
+        let folder = project.target.join("bench").join("probes");
+        let mut system = System::new(project, &folder, driver.clone())?;
+        system.start_agent()?;
+        traced.push(pair_ns(project)?);
+        system.stop_agent()?;
+    }
+    step.done(&format!("{TURNS} turns of {PAIRS} pairs"));
+    let untraced = median(&mut untraced);
+    let traced = median(&mut traced);
+    Ok(Figures::from([
+        ("untraced_pair", Figure::watched(untraced, "ns")),
+        ("traced_pair", Figure::watched(traced, "ns")),
+        (
+            "added_to_pair",
+            Figure::at_most(traced - untraced, "ns", TARGET_NS),
+        ),
+    ]))
+}
+
+/// Measures in a process of its own: one mapped library, one context, nothing of ours.
+fn pair_ns(project: &Project) -> Result<f64> {
+    let program = std::env::current_exe().context("failed to find this program")?;
+    let output = Command::new(program)
+        .args(["bench", "--pairs"])
+        .arg(project.standins().join("libcudart.so.13"))
+        .arg(PAIRS.to_string())
+        .env("LD_LIBRARY_PATH", project.standins())
+        .output()
+        .context("failed to start the measuring process")?;
+    if !output.status.success() {
+        bail!(
+            "the measuring process failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim()
+        .parse()
+        .with_context(|| format!("the measuring process printed {text:?}"))
+}
