@@ -9,18 +9,22 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 /// How long a child may take to end itself before it is killed.
 const GRACE: Duration = Duration::from_secs(15);
+
+/// How long a child that is stopped in order may take: it writes and sends what it has.
+const ORDERLY: Duration = Duration::from_secs(60);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -239,7 +243,7 @@ impl Child {
         if self.poll()?.is_none() {
             self.signal(libc::SIGTERM);
         }
-        self.wait_success(GRACE)
+        self.wait_success(ORDERLY)
     }
 
     /// Ends it at once, as a crash would (SIGKILL to the one process).
@@ -281,9 +285,51 @@ impl Drop for Child {
     }
 }
 
+/// Runs a short command to its end and gives its output; ends it when we are asked to stop.
+pub fn output(command: &mut Command) -> Result<Output> {
+    tie_to_us(command);
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("failed to start {program}"))?;
+    let stdout = child.stdout.take().map(read_all);
+    let stderr = child.stderr.take().map(read_all);
+    let status = loop {
+        if let Some(status) = child.try_wait().context("failed to wait")? {
+            break status;
+        }
+        if let Err(interrupted) = sleep(Duration::from_millis(10)) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(interrupted);
+        }
+    };
+    // A reader that panicked has nothing to give; reading itself does not panic.
+    let collect = |reader: Option<JoinHandle<Vec<u8>>>| {
+        reader.and_then(|r| r.join().ok()).unwrap_or_default()
+    };
+    Ok(Output {
+        status,
+        stdout: collect(stdout),
+        stderr: collect(stderr),
+    })
+}
+
+fn read_all(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What could be read before an error is still worth showing.
+        let _ = from.read_to_end(&mut bytes);
+        bytes
+    })
+}
+
 /// Copies a child's standard output to its log and hands out its lines. Lines nobody takes are
 /// dropped with the receiver; the copy goes on so that the child never blocks on a full pipe.
-fn tee(stdout: impl std::io::Read + Send + 'static, mut log: File) -> Receiver<String> {
+fn tee(stdout: impl Read + Send + 'static, mut log: File) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines() {
@@ -346,6 +392,23 @@ mod tests {
             .to_string();
         assert!(error.contains("the port is taken"), "{error}");
         assert!(error.contains("exit status: 3"), "{error}");
+    }
+
+    /// Both streams come back whole, beyond what a pipe holds.
+    #[test]
+    fn output_is_whole() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "seq 1 100000; seq 1 50000 >&2; exit 4"]);
+        let output = output(&mut command).unwrap();
+        assert_eq!(output.status.code(), Some(4));
+        assert_eq!(
+            output.stdout.iter().filter(|b| **b == b'\n').count(),
+            100_000
+        );
+        assert_eq!(
+            output.stderr.iter().filter(|b| **b == b'\n').count(),
+            50_000
+        );
     }
 
     /// The wanted line is found among others, and its value returned.

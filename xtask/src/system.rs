@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use vramscope_fakes::ledger::read_ledgers;
 
-use crate::children::{Child, sleep};
+use crate::children::{Child, output, sleep};
 use crate::compare::{self, Row};
 use crate::project::Project;
 
@@ -274,7 +274,7 @@ impl System {
             None => command.arg("--data").arg(self.data()),
         };
         command.args(["--format", "json", "-c", sql]);
-        let output = command.output().context("failed to run vramscope")?;
+        let output = output(&mut command)?;
         if !output.status.success() {
             bail!(
                 "query failed: {}\n{sql}",

@@ -49,6 +49,8 @@ pub fn run(project: &Project, options: &Test) -> Result<()> {
     let mut command = cargo_command(project);
     command.args(&selection).args(&options.arguments);
     tie_to_us(&mut command);
+    // Another process group than the terminal's may not read from it.
+    command.stdin(std::process::Stdio::null());
     let mut child = command.spawn().context("failed to start cargo")?;
     let status = loop {
         if let Some(status) = child.try_wait().context("failed to wait for cargo")? {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::{Figure, Figures, median};
-use crate::children::check_interrupted;
+use crate::children::output;
 use crate::progress::Step;
 use crate::project::Project;
 use crate::system::{Driver, System};
@@ -30,7 +30,6 @@ pub fn measure(project: &Project) -> Result<Figures> {
     let mut untraced = Vec::new();
     let mut traced = Vec::new();
     for turn in 0..TURNS {
-        check_interrupted()?;
         step.at(2 * turn, "untraced");
         untraced.push(pair_ns(project)?);
         step.at(2 * turn + 1, "traced");
@@ -56,13 +55,13 @@ pub fn measure(project: &Project) -> Result<Figures> {
 /// Measures in a process of its own: one mapped library, one context, nothing of ours.
 fn pair_ns(project: &Project) -> Result<f64> {
     let program = std::env::current_exe().context("failed to find this program")?;
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(["bench", "--pairs"])
         .arg(project.standins().join("libcudart.so.13"))
         .arg(PAIRS.to_string())
-        .env("LD_LIBRARY_PATH", project.standins())
-        .output()
-        .context("failed to start the measuring process")?;
+        .env("LD_LIBRARY_PATH", project.standins());
+    let output = output(&mut command)?;
     if !output.status.success() {
         bail!(
             "the measuring process failed: {}",
