@@ -62,6 +62,14 @@ pub enum Error {
     /// The answer is longer than allowed.
     #[error("the answer has more than {0} rows; add a LIMIT or raise the row limit")]
     TooManyRows(usize),
+    /// A collector that cannot be reached, or what it answered instead of rows.
+    #[error("{detail} (collector {url})")]
+    Collector {
+        /// The collector's URL.
+        url: String,
+        /// What went wrong, in the collector's words if it has any.
+        detail: String,
+    },
     /// The query is wrong, or failed while it ran.
     #[error("{}", query_text(.0))]
     Query(#[from] DataFusionError),
@@ -106,6 +114,19 @@ fn limit_behind(error: &DataFusionError) -> Option<&Error> {
 }
 
 impl Error {
+    /// Whether damaged files may be behind a failed query: it failed while reading.
+    pub fn may_be_damage(&self) -> bool {
+        let Error::Query(error) = self else { return false };
+        matches!(
+            error.find_root(),
+            DataFusionError::ParquetError(_)
+                | DataFusionError::ArrowError(_, _)
+                | DataFusionError::IoError(_)
+                | DataFusionError::ObjectStore(_)
+                | DataFusionError::External(_)
+        )
+    }
+
     /// Whether the answer was cut because it had too many rows.
     pub fn is_too_many_rows(&self) -> bool {
         match self {

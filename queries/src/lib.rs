@@ -6,6 +6,7 @@
 //! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
+//! - [`describe`], [`statements`], [`near`]: what an interactive client needs.
 //!
 //! The shortest way for a server:
 //!
@@ -19,11 +20,15 @@
 //! # Ok(()) }
 //! ```
 
+pub mod describe;
 pub mod error;
 pub mod folder;
 pub mod lake;
+pub mod near;
+pub mod quality;
 pub mod reference;
 pub mod session;
+pub mod statements;
 pub mod trace;
 pub mod views;
 

@@ -26,7 +26,7 @@ use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::RecordBatchStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
@@ -57,7 +57,8 @@ impl Default for Options {
 /// Bounds of one query.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Time from the start of planning to the last row; `None` is without end.
+    /// Time for planning, and again for the answer from its start to its last row; `None` is
+    /// without end.
     pub time: Option<Duration>,
     /// Rows of the answer; one more is [`Error::TooManyRows`], after the rows before it were
     /// handed out.
@@ -188,28 +189,37 @@ pub async fn query(
     sql: &str,
     limits: Limits,
 ) -> Result<SendableRecordBatchStream, Error> {
-    within(limits, async {
-        let plan = plan(session, sql).await?;
-        execute(session, plan, limits).await
-    })
-    .await
+    let plan = within(limits.time, plan(session, sql)).await?;
+    execute(session, plan, limits).await
 }
 
-/// Runs a plan that [`plan`] or [`check_read_only`] has let through. The time limit starts here.
+/// Runs a plan, if it only reads. The time limit starts here.
 pub async fn execute(
     session: &SessionContext,
     plan: LogicalPlan,
     limits: Limits,
 ) -> Result<SendableRecordBatchStream, Error> {
     check_read_only(&plan)?;
-    let deadline = limits.time.map(|time| (tokio::time::Instant::now() + time, time));
-    let frame = session.execute_logical_plan(plan).await?;
-    let rows = within(limits, async { Ok(frame.execute_stream().await?) }).await?;
-    Ok(Box::pin(Limited::new(rows, deadline, limits.rows)))
+    let started = async {
+        let frame = session.execute_logical_plan(plan).await?;
+        Ok(frame.execute_stream().await?)
+    };
+    let rows = within(limits.time, started).await?;
+    Ok(limited(rows, limits))
 }
 
-async fn within<T>(limits: Limits, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    match limits.time {
+/// Puts limits on rows that come from elsewhere. The time starts here.
+pub fn limited(rows: SendableRecordBatchStream, limits: Limits) -> SendableRecordBatchStream {
+    let deadline = limits.time.map(|time| (tokio::time::Instant::now() + time, time));
+    Box::pin(Limited::new(rows, deadline, limits.rows))
+}
+
+/// Gives up on some work after a time.
+pub async fn within<T>(
+    time: Option<Duration>,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    match time {
         None => work.await,
         Some(time) => match tokio::time::timeout(time, work).await {
             Ok(result) => result,

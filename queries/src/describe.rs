@@ -1,0 +1,133 @@
+//! What the prompt's `\d` and `vramscope views` print: tables and views with their columns,
+//! types and meanings. Compiled in, so that it is the same against a folder and a collector.
+
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::prelude::SessionContext;
+use vramscope_wire::Table;
+
+use crate::session::{self, Options};
+use crate::views::{self, View};
+use crate::{Error, reference, trace};
+
+/// A session with every table, without rows, and every view.
+pub async fn empty_session() -> Result<SessionContext, Error> {
+    let session = session::session(&Options::default())?;
+    for table in Table::ALL {
+        session.register_table(table.name(), trace::empty(table)?)?;
+    }
+    views::register(&session).await?;
+    Ok(session)
+}
+
+/// Names, columns and texts of everything there is.
+pub struct Catalog {
+    views: Vec<(&'static View, SchemaRef)>,
+}
+
+impl Catalog {
+    /// Reads the views' columns from their plans.
+    pub async fn load() -> Result<Catalog, Error> {
+        let session = empty_session().await?;
+        let mut found = Vec::with_capacity(views::ALL.len());
+        for view in views::ALL {
+            let provider = session.table_provider(view.name).await?;
+            found.push((view, provider.schema()));
+        }
+        Ok(Catalog { views: found })
+    }
+
+    /// Names of views and tables.
+    pub fn names(&self) -> Vec<&'static str> {
+        let views = self.views.iter().map(|(view, _)| view.name);
+        views.chain(Table::ALL.iter().map(|table| table.name())).collect()
+    }
+
+    /// Names of all columns, each once.
+    pub fn column_names(&self) -> Vec<String> {
+        let tables = Table::ALL.into_iter().map(Table::schema);
+        let schemas = self.views.iter().map(|(_, schema)| Arc::clone(schema)).chain(tables);
+        let mut names: Vec<String> =
+            schemas.flat_map(|s| s.fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// One line per view and table.
+    pub fn list(&self) -> String {
+        let mut rows = vec![["name".to_string(), "kind".to_string(), "what it is".to_string()]];
+        for (view, _) in &self.views {
+            let purpose = view.header().map(|header| header.purpose).unwrap_or_default();
+            rows.push([view.name.to_string(), "view".to_string(), purpose]);
+        }
+        for table in Table::ALL {
+            rows.push([table.name().to_string(), "table".to_string(), table.doc().to_string()]);
+        }
+        aligned(&rows)
+    }
+
+    /// Columns and texts of one view or table; `None` if there is none of that name.
+    pub fn describe(&self, name: &str) -> Option<String> {
+        let name = name.to_ascii_lowercase();
+        if let Some((view, schema)) = self.views.iter().find(|(view, _)| view.name == name) {
+            return Some(describe_view(view, schema));
+        }
+        Table::by_name(&name).map(describe_table)
+    }
+}
+
+fn describe_view(view: &View, schema: &SchemaRef) -> String {
+    // A header that does not parse fails the tests of this crate.
+    let header = view.header().unwrap_or_default();
+    let mut rows = vec![["column", "type", "unit", "meaning"].map(str::to_string)];
+    for column in &header.columns {
+        let data_type = match schema.field_with_name(&column.name) {
+            Ok(field) => reference::type_name(field.data_type()),
+            Err(_) => String::new(),
+        };
+        rows.push([column.name.clone(), data_type, column.unit.clone(), column.meaning.clone()]);
+    }
+    let mut text = format!("view {}: {}\nreads: {}\n\n", view.name, header.purpose, header.reads);
+    text.push_str(&aligned(&rows));
+    for formula in &header.formulas {
+        text.push_str(&format!("\n* {formula}"));
+    }
+    if !header.formulas.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+fn describe_table(table: Table) -> String {
+    let mut rows = vec![["column", "type", "meaning"].map(str::to_string)];
+    for column in table.columns() {
+        let data_type = reference::type_name(column.field.data_type());
+        rows.push([column.field.name().clone(), data_type, column.doc.to_string()]);
+    }
+    format!("table {}: a row is {}\n\n{}", table.name(), table.doc(), aligned(&rows))
+}
+
+/// Columns padded to the widest cell but for the last one, which is free text.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            // A list of structs would push all other types far to the right.
+            *width = (*width).max(cell.chars().count().min(24));
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (index, cell) in row.iter().enumerate() {
+            let is_last = index == N - 1;
+            let width = if is_last { 0 } else { widths[index] };
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}

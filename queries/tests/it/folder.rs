@@ -1,0 +1,85 @@
+//! A data folder that grows while it is open.
+
+use std::path::Path;
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::Int64Type;
+use futures::TryStreamExt;
+use vramscope_queries::folder::Folder;
+use vramscope_queries::session::{self, Limits, Options};
+use vramscope_wire::Table;
+
+use crate::seed;
+
+pub async fn number(folder: &Folder, sql: &str) -> i64 {
+    let session = folder.session().await.unwrap();
+    let stream = session::query(&session, sql, Limits::default()).await.unwrap();
+    let batches: Vec<RecordBatch> = stream.try_collect().await.unwrap();
+    batches[0].column(0).as_primitive::<Int64Type>().value(0)
+}
+
+const COUNT: &str = "SELECT count(*) FROM stacks";
+
+async fn open(dir: &Path) -> Folder {
+    Folder::open(dir, Options::default()).await.unwrap()
+}
+
+/// DataFusion's list of a folder's files never expires; ours must.
+#[tokio::test]
+async fn a_trace_shows_files_added_after_the_first_query() {
+    let dir = tempfile::tempdir().unwrap();
+    let stacks = seed::stacks();
+    seed::write_file(dir.path(), Table::Stacks, "1.parquet", &stacks[..2]);
+    let folder = open(dir.path()).await;
+    assert_eq!(number(&folder, COUNT).await, 2);
+    seed::write_file(dir.path(), Table::Stacks, "2.parquet", &stacks[2..]);
+    assert_eq!(number(&folder, COUNT).await, 5);
+    assert_eq!(number(&folder, "SELECT count(*) FROM top_stacks").await, 0);
+    // Through a view as well: 26 events are seeded, 3 stacks of them free themselves or do not.
+    seed::write_file(dir.path(), Table::AllocEvents, "1.parquet", &seed::alloc_events());
+    assert_eq!(number(&folder, "SELECT count(*) FROM live_allocations").await, 5);
+    std::fs::remove_file(dir.path().join("stacks/1.parquet")).unwrap();
+    assert_eq!(number(&folder, COUNT).await, 3);
+}
+
+/// A session that is in use keeps its state; the next one sees the commit.
+#[tokio::test]
+async fn a_lake_shows_new_commits_to_the_next_session() {
+    let dir = tempfile::tempdir().unwrap();
+    let stacks = seed::stacks();
+    seed::append_to_lake(dir.path(), Table::Stacks, &stacks[..2]).await;
+    let folder = open(dir.path()).await;
+    let old = folder.session().await.unwrap();
+    seed::append_to_lake(dir.path(), Table::Stacks, &stacks[2..]).await;
+    assert_eq!(number(&folder, COUNT).await, 5);
+    let rows = session::query(&old, "SELECT * FROM stacks", Limits::default()).await.unwrap();
+    let rows: Vec<RecordBatch> = rows.try_collect().await.unwrap();
+    assert_eq!(rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 2);
+    // A table that comes into being later is seen as well.
+    assert_eq!(number(&folder, "SELECT count(*) FROM agent_windows").await, 0);
+    seed::append_to_lake(dir.path(), Table::AgentWindows, &seed::agent_windows()).await;
+    assert_eq!(number(&folder, "SELECT sum(lost) FROM answer_quality").await, 3);
+}
+
+/// Files in the making are not read.
+#[tokio::test]
+async fn unfinished_files_of_a_trace_are_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    seed::write_file(dir.path(), Table::Stacks, "1.parquet", &seed::stacks());
+    let stacks = dir.path().join("stacks");
+    for name in [".2.parquet", "_3.parquet", "4.parquet.part", "5.tmp"] {
+        std::fs::write(stacks.join(name), "not parquet").unwrap();
+    }
+    assert_eq!(number(&open(dir.path()).await, COUNT).await, 5);
+}
+
+/// A path may hold characters that a pattern or a URL would read otherwise.
+#[tokio::test]
+async fn odd_paths_are_only_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join("a [b]*? c%20#ü");
+    seed::write_file(&odd, Table::Stacks, "1 [x]%41.parquet", &seed::stacks());
+    assert_eq!(number(&open(&odd).await, COUNT).await, 5);
+    seed::append_to_lake(&odd, Table::AgentWindows, &seed::agent_windows()).await;
+    assert_eq!(number(&open(&odd).await, "SELECT count(*) FROM agent_windows").await, 3);
+}

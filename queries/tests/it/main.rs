@@ -1,0 +1,14 @@
+//! The crate's one integration-test binary.
+//!
+//! The answers of the views are pinned by `sql/NAME.slt`, run over one seeded data set
+//! ([`seed`]) as a trace and as a lake. Every expectation there is calculated by hand from the
+//! seed's table of events.
+
+mod bad_input;
+mod cli;
+mod docs;
+mod folder;
+mod limits;
+mod remote;
+mod seed;
+mod slt;
