@@ -22,7 +22,9 @@ pub struct Ordered {
     pub event: Event,
     /// `seq` of the enclosing call's row.
     pub parent_seq: Option<u64>,
-    /// Stack of the outermost call.
+    /// Hook table's row of the outermost call, whose stack this is.
+    pub root_hook: Option<u16>,
+    /// Return addresses of the outermost call, innermost first.
     pub stack: Vec<u64>,
     pub stack_full: bool,
     /// For an enclosing call: a nested call of the driver did the same thing and succeeded.
@@ -129,11 +131,11 @@ impl Orderer {
 
 impl Ordered {
     fn plain(event: Event) -> Self {
-        let (stack, stack_full, context) = match &event {
-            Event::Call(call) => (call.stack.clone(), call.stack_full, call.context),
-            _ => (Vec::new(), false, None),
+        let (root_hook, stack, stack_full, context) = match &event {
+            Event::Call(call) => (Some(call.hook), call.stack.clone(), call.stack_full, call.context),
+            _ => (None, Vec::new(), false, None),
         };
-        Self { event, parent_seq: None, stack, stack_full, nested_success: false, context }
+        Self { event, parent_seq: None, root_hook, stack, stack_full, nested_success: false, context }
     }
 }
 
@@ -154,6 +156,7 @@ fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
     for call in std::iter::once(&root).chain(&inner) {
         chain.push(Ordered {
             parent_seq: call.parent_enter_ns.and_then(seq_of),
+            root_hook: Some(root.hook),
             stack: root.stack.clone(),
             stack_full: root.stack_full,
             nested_success: inner.iter().any(|other| does_the_same(other, call)),

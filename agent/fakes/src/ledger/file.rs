@@ -319,3 +319,90 @@ fn malformed(path: &Path, reason: String) -> LedgerError {
         reason,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live_block(bytes: u64) -> Totals {
+        Totals {
+            allocations: 1,
+            live_count: 1,
+            live_bytes: bytes,
+            peak_bytes: bytes,
+            allocated_bytes: bytes,
+            ..Totals::default()
+        }
+    }
+
+    #[test]
+    fn what_was_published_last_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rows = Rows::default();
+        let mut mapping = Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap();
+        for bytes in 1..=3 {
+            rows[1][Kind::PinnedHost as usize] = live_block(bytes);
+            mapping.publish(&rows);
+            let ledgers = read_ledgers(folder.path()).unwrap();
+            assert_eq!(ledgers.len(), 1);
+            assert_eq!(ledgers[0].pid, std::process::id());
+            assert_eq!(ledgers[0].layer, Layer::Driver);
+            assert_eq!(ledgers[0].totals(1, Kind::PinnedHost), live_block(bytes));
+            assert_eq!(ledgers[0].totals(0, Kind::PinnedHost), Totals::default());
+        }
+    }
+
+    #[test]
+    fn a_half_written_update_does_not_show() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rows = Rows::default();
+        rows[0][0] = live_block(5);
+        let mapping = Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap();
+        // The first word of the bank that the next update would write, without that update's end.
+        // SAFETY: the mapping is WORDS words long.
+        let words = unsafe { std::slice::from_raw_parts(mapping.words.as_ptr(), WORDS) };
+        words[HEADER_WORDS + BANK_WORDS].store(99, Ordering::Relaxed);
+        let ledgers = read_ledgers(folder.path()).unwrap();
+        assert_eq!(ledgers[0].totals(0, Kind::Device), live_block(5));
+    }
+
+    #[test]
+    fn a_program_that_replaces_another_continues_its_totals_without_its_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut before = Rows::default();
+        before[0][0] = live_block(100);
+        drop(Mapping::create(folder.path(), Layer::Driver, &mut before).unwrap());
+        let mut after = Rows::default();
+        let _mapping = Mapping::create(folder.path(), Layer::Driver, &mut after).unwrap();
+        let totals = read_ledgers(folder.path()).unwrap()[0].totals(0, Kind::Device);
+        let expected = Totals {
+            allocations: 1,
+            frees: 1,
+            peak_bytes: 100,
+            allocated_bytes: 100,
+            freed_bytes: 100,
+            ..Totals::default()
+        };
+        assert_eq!(totals, expected);
+    }
+
+    #[test]
+    fn damaged_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("7-42.driver.ledger");
+        let mut rows = Rows::default();
+        drop(Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap());
+        let whole = fs::read_dir(folder.path()).unwrap().next().unwrap();
+        let whole = fs::read(whole.unwrap().path()).unwrap();
+        let mut other_version = whole.clone();
+        other_version[8] = 2;
+        for content in [&[][..], &whole[..whole.len() - 1], &other_version[..]] {
+            fs::write(&path, content).unwrap();
+            let text = read_ledgers(folder.path()).unwrap_err().to_string();
+            assert!(text.contains("7-42.driver.ledger"), "{text}");
+        }
+        fs::remove_file(&path).unwrap();
+        fs::write(folder.path().join("notes.txt"), "not a ledger").unwrap();
+        assert_eq!(read_ledgers(folder.path()).unwrap().len(), 1);
+    }
+}

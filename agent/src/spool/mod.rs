@@ -1,0 +1,7 @@
+//! Rows on their way out: as typed rows, as Parquet files, and the journal that makes the agent's
+//! state and its files one transaction.
+
+pub mod folder;
+pub mod journal;
+pub mod rows;
+pub mod tables;
