@@ -101,7 +101,8 @@ mod tests {
         let target = into.join("libcuda.so.1");
         let mut in_use = fs::File::open(&target).unwrap();
         fs::write(built.path().join("libvramscope_fake_cuda.so"), "second").unwrap();
-        assert_eq!(install(built.path(), &into).unwrap(), [target.clone()]);
+        let written = install(built.path(), &into).unwrap();
+        assert_eq!(written, std::slice::from_ref(&target));
         assert_eq!(fs::read_to_string(&target).unwrap(), "second");
         let old = io::read_to_string(&mut in_use).unwrap();
         assert_eq!(old, "first libvramscope_fake_cuda.so");

@@ -155,8 +155,8 @@ fn every_nth_free_fails_when_asked_and_its_block_lives() {
 fn paced_runs_its_course() {
     let bench = Bench::new();
     let output = succeed(&mut bench.workload("paced --seconds 1 --rate 200"));
-    // 200 blocks of 16 KiB, every tenth leaked; before the last free there are at most 19 leaked
-    // blocks and one in use, and the last block is the 20th leak.
+    // 200 blocks of 16 KiB, every tenth leaked. Before each leak but the first, a block came on top
+    // of one leak less, so the peak is that of the 20th leak.
     let expected = [(
         0,
         Kind::Device,
