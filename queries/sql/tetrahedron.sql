@@ -68,42 +68,37 @@ newest_sample AS (
     )
     WHERE newest_first = 1
 ),
+levels AS (
+    SELECT * FROM (VALUES ('process'), ('pod'), ('device'), ('host')) AS named (level)
+),
+-- Every fact once per level it counts on, with the columns that name the level's scope.
 scoped AS (
     SELECT
-        'process' AS level, host, agent_id, namespace, pod, process_id, pid, exe, gpu_uuid, device,
-        seq, ts, ts_ns, since, until, device_delta, host_delta, exit_bytes, moves_device,
-        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
-    FROM facts
-    UNION ALL
-    SELECT
-        'pod', host, agent_id, namespace, pod, NULL, NULL, NULL, gpu_uuid, NULL,
-        seq, ts, ts_ns, since, until, device_delta, host_delta, exit_bytes, moves_device,
-        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
-    FROM facts
-    WHERE pod IS NOT NULL
-    UNION ALL
-    SELECT
-        'device', host, agent_id, NULL, NULL, NULL, NULL, NULL, gpu_uuid, NULL,
-        seq, ts, ts_ns, NULL, NULL, device_delta, host_delta, exit_bytes, moves_device,
-        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
-    FROM facts
-    UNION ALL
-    SELECT
-        'host', host, agent_id, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        seq, ts, ts_ns, NULL, NULL, device_delta, host_delta, exit_bytes, moves_device,
-        is_allocation, is_free, is_implicit_free, is_failed_allocation, is_failed_free
-    FROM facts
+        l.level, f.host, f.agent_id,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.namespace END AS namespace,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.pod END AS pod,
+        CASE WHEN l.level = 'process' THEN f.process_id END AS process_id,
+        CASE WHEN l.level = 'process' THEN f.pid END AS pid,
+        CASE WHEN l.level = 'process' THEN f.exe END AS exe,
+        CASE WHEN l.level <> 'host' THEN f.gpu_uuid END AS gpu_uuid,
+        CASE WHEN l.level = 'process' THEN f.device END AS device,
+        f.seq, f.ts, f.ts_ns,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.since END AS since,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.until END AS until,
+        f.device_delta, f.host_delta, f.exit_bytes, f.moves_device,
+        f.is_allocation, f.is_free, f.is_implicit_free, f.is_failed_allocation, f.is_failed_free
+    FROM facts AS f
+    CROSS JOIN levels AS l
+    WHERE l.level <> 'pod' OR f.pod IS NOT NULL
     -- Cards without a traced event have rows too: an idle card, or one that others use.
     UNION ALL
     SELECT
-        'device', host, NULL, NULL, NULL, NULL, NULL, NULL, gpu_uuid, NULL,
+        l.level, s.host, NULL, NULL, NULL, NULL, NULL, NULL,
+        CASE WHEN l.level = 'device' THEN s.gpu_uuid END, NULL,
         NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
-    FROM newest_sample
-    UNION ALL
-    SELECT
-        'host', host, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
-    FROM newest_sample
+    FROM newest_sample AS s
+    CROSS JOIN levels AS l
+    WHERE l.level IN ('device', 'host')
 ),
 running AS (
     SELECT
@@ -140,15 +135,29 @@ totals AS (
     FROM running
     GROUP BY level, host, namespace, pod, process_id, gpu_uuid, device
 ),
-loss AS (
+lossy_windows AS (
+    SELECT host, window_start, window_end, lost FROM agent_windows WHERE lost > 0
+),
+-- The totals with what was lost in their time. Grouped by the same columns as the totals, so
+-- that every max() here is over equal values.
+with_loss AS (
     SELECT
-        t.level, t.host, t.namespace, t.pod, t.process_id, t.gpu_uuid, t.device, sum(w.lost) AS lost
+        t.level, t.host, t.namespace, t.pod, t.process_id, t.gpu_uuid, t.device,
+        max(t.pid) AS pid, max(t.exe) AS exe, max(t.live_bytes) AS live_bytes,
+        max(t.leaked_at_exit_bytes) AS leaked_at_exit_bytes,
+        max(t.growth_bytes_per_hour) AS growth_bytes_per_hour,
+        max(t.peak_live_bytes) AS peak_live_bytes,
+        max(t.host_live_bytes) AS host_live_bytes, max(t.host_peak_bytes) AS host_peak_bytes,
+        max(t.allocations) AS allocations, max(t.frees) AS frees,
+        max(t.implicit_frees) AS implicit_frees,
+        max(t.failed_allocations) AS failed_allocations, max(t.failed_frees) AS failed_frees,
+        max(t.first_event) AS first_event, max(t.last_event) AS last_event,
+        coalesce(sum(w.lost), 0) AS lost
     FROM totals AS t
-    JOIN agent_windows AS w
+    LEFT JOIN lossy_windows AS w
       ON w.host = t.host
      AND (t.since IS NULL OR w.window_end >= t.since)
      AND (t.until IS NULL OR w.window_start <= t.until)
-    WHERE w.lost > 0
     GROUP BY t.level, t.host, t.namespace, t.pod, t.process_id, t.gpu_uuid, t.device
 ),
 watched_hosts AS (
@@ -169,11 +178,12 @@ capacity AS (
     FROM newest_sample
     GROUP BY host
     UNION ALL
-    SELECT 'process', host, NULL, NULL, process_id, gpu_uuid, NULL,
-        CASE WHEN count(used_bytes) = count(*) THEN sum(used_bytes) END, NULL
-    FROM sample_processes
-    WHERE process_id IS NOT NULL
-    GROUP BY host, process_id, gpu_uuid
+    SELECT 'process', s.host, p.namespace, p.pod, s.process_id, s.gpu_uuid, NULL,
+        CASE WHEN count(s.used_bytes) = count(*) THEN sum(s.used_bytes) END, NULL
+    FROM sample_processes AS s
+    LEFT JOIN current_processes AS p ON p.process_id = s.process_id
+    WHERE s.process_id IS NOT NULL
+    GROUP BY s.host, p.namespace, p.pod, s.process_id, s.gpu_uuid
     UNION ALL
     SELECT 'pod', s.host, p.namespace, p.pod, NULL, s.gpu_uuid, NULL,
         CASE WHEN count(s.used_bytes) = count(*) THEN sum(s.used_bytes) END, NULL
@@ -204,24 +214,18 @@ SELECT
     t.host_peak_bytes,
     t.allocations, t.frees, t.implicit_frees, t.failed_allocations, t.failed_frees,
     t.first_event, t.last_event,
-    CASE WHEN h.host IS NOT NULL THEN coalesce(l.lost, 0) END AS lost,
-    CASE WHEN h.host IS NOT NULL THEN coalesce(l.lost, 0) > 0 END AS lossy
-FROM totals AS t
+    CASE WHEN h.host IS NOT NULL THEN t.lost END AS lost,
+    CASE WHEN h.host IS NOT NULL THEN t.lost > 0 END AS lossy
+FROM with_loss AS t
+-- The parentheses are needed: without them the parser takes all that follows IS NOT DISTINCT
+-- FROM for its right side.
 LEFT JOIN capacity AS c
   ON c.level = t.level
  AND c.host = t.host
- AND c.namespace IS NOT DISTINCT FROM t.namespace
- AND c.pod IS NOT DISTINCT FROM t.pod
- AND c.process_id IS NOT DISTINCT FROM t.process_id
- AND c.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid
+ AND (c.namespace IS NOT DISTINCT FROM t.namespace)
+ AND (c.pod IS NOT DISTINCT FROM t.pod)
+ AND (c.process_id IS NOT DISTINCT FROM t.process_id)
+ AND (c.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid)
 LEFT JOIN newest_sample AS card
   ON card.host = t.host AND card.gpu_uuid = t.gpu_uuid
-LEFT JOIN loss AS l
-  ON l.level = t.level
- AND l.host = t.host
- AND l.namespace IS NOT DISTINCT FROM t.namespace
- AND l.pod IS NOT DISTINCT FROM t.pod
- AND l.process_id IS NOT DISTINCT FROM t.process_id
- AND l.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid
- AND l.device IS NOT DISTINCT FROM t.device
 LEFT JOIN watched_hosts AS h ON h.host = t.host

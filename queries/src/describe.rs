@@ -115,7 +115,7 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             // A list of structs would push all other types far to the right.
-            *width = (*width).max(cell.chars().count().min(24));
+            *width = (*width).max(cell.chars().count().min(28));
         }
     }
     let mut text = String::new();

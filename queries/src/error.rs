@@ -1,10 +1,12 @@
 //! What can go wrong between a question and its answer. A variant exists where a caller
-//! branches on it; each text names the file or value and the way out.
+//! branches on it; each text names the file or value and the way out. A text already says what
+//! is behind it, so none of them has a `source`: printed with its chain it would say it twice.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use datafusion::error::DataFusionError;
+use datafusion::sql::sqlparser::parser::ParserError;
 
 /// Why a folder cannot be opened or a question cannot be answered.
 #[derive(Debug, thiserror::Error)]
@@ -24,23 +26,23 @@ pub enum Error {
         folder: PathBuf,
     },
     /// The folder cannot be listed or a file cannot be read.
-    #[error("failed to read {path:?}: {source}")]
+    #[error("failed to read {path:?}: {cause}")]
     Io {
         /// The folder or file.
         path: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// Files of a trace that cannot be read.
     #[error("{}", damaged_text(.0))]
     Damaged(Vec<DamagedFile>),
     /// A Delta table that cannot be opened.
-    #[error("failed to open table {path:?}: {source}")]
+    #[error("failed to open table {path:?}: {cause}")]
     Table {
         /// The table's folder.
         path: PathBuf,
         /// What the Delta library said.
-        source: Box<deltalake::DeltaTableError>,
+        cause: Box<deltalake::DeltaTableError>,
     },
     /// A Delta table whose columns are not those of the data model.
     #[error("table {path:?} does not fit: {detail}; it was written by another version or another program")]
@@ -72,7 +74,7 @@ pub enum Error {
     },
     /// The query is wrong, or failed while it ran.
     #[error("{}", query_text(.0))]
-    Query(#[from] DataFusionError),
+    Query(DataFusionError),
 }
 
 /// One file that cannot be read, and why.
@@ -97,12 +99,25 @@ fn query_text(error: &DataFusionError) -> String {
     if let Some(limit) = limit_behind(error) {
         return limit.to_string();
     }
-    match error.find_root() {
+    let text = match error.find_root() {
         DataFusionError::ResourcesExhausted(detail) => {
             format!("out of memory for queries: {detail}; narrow the query or raise the memory limit")
         }
-        root => root.strip_backtrace(),
-    }
+        DataFusionError::Plan(text) => text.clone(),
+        DataFusionError::SQL(error, _) => match error.as_ref() {
+            ParserError::ParserError(text) | ParserError::TokenizerError(text) => text.clone(),
+            ParserError::RecursionLimitExceeded => "the statement is nested too deeply".to_string(),
+        },
+        DataFusionError::ArrowError(error, _) => error.to_string(),
+        root => root.to_string(),
+    };
+    let text = text.split(DataFusionError::BACK_TRACE_SEP).next().unwrap_or_default();
+    // With a near name at hand, the list of every column of the view only hides it.
+    let text = match text.split_once("\nValid fields are") {
+        Some((suggestion, _)) if suggestion.contains("Did you mean") => suggestion,
+        _ => text,
+    };
+    text.trim_start_matches("Schema error: ").replace("datafusion.public.", "")
 }
 
 /// A limit of ours that travelled through DataFusion as an external error.
@@ -133,6 +148,19 @@ impl Error {
             Error::TooManyRows(_) => true,
             Error::Query(error) => matches!(limit_behind(error), Some(Error::TooManyRows(_))),
             _ => false,
+        }
+    }
+}
+
+impl From<DataFusionError> for Error {
+    /// An error of ours that passed through DataFusion comes out as itself.
+    fn from(error: DataFusionError) -> Self {
+        match error {
+            DataFusionError::External(inner) => match inner.downcast::<Error>() {
+                Ok(own) => *own,
+                Err(other) => Error::Query(DataFusionError::External(other)),
+            },
+            other => Error::Query(other),
         }
     }
 }

@@ -95,17 +95,15 @@ impl Folder {
         self.state.lock().await.skipped.values().cloned().collect()
     }
 
-    /// Reads every file of a trace from end to end and returns the damaged ones. For the moment
-    /// after a query failed: the error itself does not always name the file.
+    /// Reads every file from end to end and returns the damaged ones. For the moment after a
+    /// query failed: the error itself does not always name the file.
     pub async fn find_damage(&self) -> Vec<DamagedFile> {
-        let files = self.state.lock().await.files.clone();
-        let check = move || {
-            let mut found = Vec::new();
-            for (table, files) in files {
-                found.extend(files.iter().filter_map(|file| trace::check_rows(table, &file.path).err()));
-            }
-            found
+        let paths: Vec<PathBuf> = {
+            let state = self.state.lock().await;
+            let of_trace = state.files.values().flatten().map(|file| file.path.clone());
+            of_trace.chain(state.delta.values().flat_map(lake::files)).collect()
         };
+        let check = move || paths.iter().filter_map(|path| trace::check_decodes(path).err()).collect();
         tokio::task::spawn_blocking(check).await.unwrap_or_default()
     }
 
@@ -180,7 +178,7 @@ fn check_folder(dir: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::NoFolder(dir.to_path_buf()));
         }
-        Err(source) => return Err(Error::Io { path: dir.to_path_buf(), source }),
+        Err(cause) => return Err(Error::Io { path: dir.to_path_buf(), cause }),
     };
     if !metadata.is_dir() {
         return Err(Error::NotAFolder(dir.to_path_buf()));

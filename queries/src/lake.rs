@@ -4,7 +4,7 @@
 //! consistent. Newer commits are seen by [`refresh`] and a new provider, which
 //! [`Folder::session`](crate::folder::Folder::session) does before every query.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::catalog::TableProvider;
@@ -22,19 +22,19 @@ pub fn is_delta(dir: &Path) -> bool {
 
 /// Opens the table in a folder at its newest version.
 pub async fn open_table(dir: &Path) -> Result<DeltaTable, Error> {
-    let absolute = std::path::absolute(dir).map_err(|source| Error::Io { path: dir.to_path_buf(), source })?;
+    let absolute = std::path::absolute(dir).map_err(|cause| Error::Io { path: dir.to_path_buf(), cause })?;
     // An absolute path always makes a file URL.
     let url = Url::from_directory_path(&absolute).expect("an absolute path");
-    let failed = |source| Error::Table { path: dir.to_path_buf(), source: Box::new(source) };
+    let failed = |cause| Error::Table { path: dir.to_path_buf(), cause: Box::new(cause) };
     DeltaTableBuilder::from_url(url).map_err(failed)?.load().await.map_err(failed)
 }
 
 /// Brings an open table to its newest version. True if there was a newer one.
 pub async fn refresh(table: &mut DeltaTable) -> Result<bool, Error> {
     let before = table.version();
-    if let Err(source) = table.update_state().await {
+    if let Err(cause) = table.update_state().await {
         let path = table.table_url().to_file_path().unwrap_or_default();
-        return Err(Error::Table { path, source: Box::new(source) });
+        return Err(Error::Table { path, cause: Box::new(cause) });
     }
     Ok(table.version() != before)
 }
@@ -42,6 +42,17 @@ pub async fn refresh(table: &mut DeltaTable) -> Result<bool, Error> {
 /// A provider that shows the version the table is at now.
 pub async fn provider(session: &SessionContext, table: &DeltaTable) -> Result<Arc<dyn TableProvider>, Error> {
     Ok(table.table_provider().with_session(Arc::new(session.state())).await?)
+}
+
+/// The live files of a table at the version it is at, if they lie on a local disk.
+pub fn files(table: &DeltaTable) -> Vec<PathBuf> {
+    let Ok(uris) = table.get_file_uris() else { return Vec::new() };
+    let local = |uri: String| match Url::parse(&uri) {
+        Ok(url) => url.to_file_path().ok(),
+        // The library spells local files as plain paths.
+        Err(_) => Some(PathBuf::from(uri)),
+    };
+    uris.filter_map(local).collect()
 }
 
 /// Checks that every column of the data model is there with its type. Columns the table has

@@ -17,14 +17,18 @@ pub fn loss_note(lost: i64, windows: i64) -> String {
     format!("note: {lost} {events} lost in {windows} window{plural}; see answer_quality")
 }
 
-/// Whether a question reads recorded data that losses make incomplete. A question about the
-/// losses themselves, or about nothing (`SELECT 1`), needs no note.
+/// Tables and views that lost calls do not make incomplete: they say what was lost, or they are
+/// made of samples and of what the system says about processes.
+const NOT_MADE_OF_CALLS: &[&str] =
+    &["agent_windows", "answer_quality", "coverage", "current_processes", "devices", "processes"];
+
+/// Whether a question reads data that lost calls make incomplete. A question about the losses
+/// themselves, or about nothing (`SELECT 1`), needs no note.
 pub fn reads_recorded_data(sql: &str) -> bool {
     let Ok(statements) = DFParser::parse_sql(sql) else { return false };
     statements.iter().flat_map(tables).any(|name| {
-        let about_losses = name == Table::AgentWindows.name() || name == "answer_quality";
         let known = Table::by_name(&name).is_some() || views::View::by_name(&name).is_some();
-        known && !about_losses
+        known && !NOT_MADE_OF_CALLS.contains(&name.as_str())
     })
 }
 
@@ -50,7 +54,7 @@ mod tests {
         assert!(reads_recorded_data("WITH t AS (SELECT * FROM tetrahedron) SELECT * FROM t"));
         assert!(!reads_recorded_data("SELECT 1"));
         assert!(!reads_recorded_data("SELECT * FROM answer_quality"));
-        assert!(!reads_recorded_data("SELECT * FROM agent_windows"));
+        assert!(!reads_recorded_data("SELECT * FROM agent_windows JOIN coverage USING (host)"));
         assert!(!reads_recorded_data("EXPLAIN SELECT * FROM alloc_events"));
     }
 

@@ -37,7 +37,7 @@ pub struct TraceFile {
 
 /// The Parquet files of a table's folder, by name. A folder that is not there has none.
 pub fn list(dir: &Path) -> Result<Vec<TraceFile>, Error> {
-    let failed = |source| Error::Io { path: dir.to_path_buf(), source };
+    let failed = |cause| Error::Io { path: dir.to_path_buf(), cause };
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -54,7 +54,7 @@ pub fn list(dir: &Path) -> Result<Vec<TraceFile>, Error> {
             Ok(metadata) => metadata,
             // An agent deletes a file once a collector has it.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(Error::Io { path, source }),
+            Err(cause) => return Err(Error::Io { path, cause }),
         };
         files.push(TraceFile { path, bytes: metadata.len(), modified: metadata.modified().ok() });
     }
@@ -72,9 +72,19 @@ pub fn check_footer(table: Table, path: &Path) -> Result<(), DamagedFile> {
     open_checked(table, path).map(|_| ())
 }
 
-/// Decodes a whole file: finds damage behind a sound footer. Costs as much as reading it.
+/// As [`check_footer`], and decodes all rows: finds damage behind a sound footer. Costs as much
+/// as reading the file.
 pub fn check_rows(table: Table, path: &Path) -> Result<(), DamagedFile> {
-    let rows = open_checked(table, path)?.build().map_err(|e| damaged(path, e))?;
+    decode(path, open_checked(table, path)?)
+}
+
+/// Decodes all rows of a file, whatever its columns.
+pub fn check_decodes(path: &Path) -> Result<(), DamagedFile> {
+    decode(path, open(path)?)
+}
+
+fn decode(path: &Path, file: ParquetRecordBatchReaderBuilder<File>) -> Result<(), DamagedFile> {
+    let rows = file.build().map_err(|e| damaged(path, e))?;
     for batch in rows {
         batch.map_err(|e| damaged(path, e))?;
     }
@@ -85,9 +95,13 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> DamagedFile {
     DamagedFile { path: path.to_path_buf(), reason: reason.to_string() }
 }
 
-fn open_checked(table: Table, path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
+fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
     let file = File::open(path).map_err(|e| damaged(path, e))?;
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| damaged(path, e))?;
+    ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| damaged(path, e))
+}
+
+fn open_checked(table: Table, path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
+    let builder = open(path)?;
     match column_difference(table, builder.schema()) {
         Some(difference) => Err(damaged(path, format!("not a file of table {}: {difference}", table.name()))),
         None => Ok(builder),
@@ -125,7 +139,7 @@ pub fn provider(
     let mut urls = Vec::with_capacity(files.len());
     for file in files {
         let absolute = std::path::absolute(&file.path)
-            .map_err(|source| Error::Io { path: file.path.clone(), source })?;
+            .map_err(|cause| Error::Io { path: file.path.clone(), cause })?;
         // An absolute path always makes a file URL. A URL instead of a path, because DataFusion
         // would take `[`, `*` and `?` in a path for a pattern.
         let url = Url::from_file_path(&absolute).expect("an absolute path");

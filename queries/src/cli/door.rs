@@ -44,7 +44,7 @@ impl Door {
         let endpoint = Endpoint::from_shared(url.to_string())
             .map_err(|_| failed("not a URL; for example http://127.0.0.1:7717".to_string()))?
             .connect_timeout(CONNECT_TIMEOUT);
-        let channel = endpoint.connect().await.map_err(|e| failed(chain(&e)))?;
+        let channel = endpoint.connect().await.map_err(|e| failed(format!("failed to connect: {}", chain(&e))))?;
         // Batches of wide rows pass tonic's 4 MiB; the server decides how large they are.
         let inner = FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX);
         let client = Box::new(FlightSqlServiceClient::new_from_inner(inner));
@@ -177,7 +177,10 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {
-        text = format!("{text}: {inner}");
+        let inner_text = inner.to_string();
+        if !text.ends_with(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
         source = inner.source();
     }
     text

@@ -85,6 +85,26 @@ async fn damaged_rows_are_traced_to_their_file() {
     assert_eq!(folder.skipped().await.len(), 1);
 }
 
+/// The same in a lake, whose files nobody checks beforehand.
+#[tokio::test]
+async fn damaged_rows_of_a_lake_are_traced_to_their_file() {
+    let dir = tempfile::tempdir().unwrap();
+    seed::append_to_lake(dir.path(), Table::Stacks, &seed::stacks()).await;
+    let written: Vec<_> = std::fs::read_dir(dir.path().join("stacks"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "parquet"))
+        .collect();
+    let mut bytes = std::fs::read(&written[0]).unwrap();
+    bytes[4..60].fill(0xff);
+    std::fs::write(&written[0], bytes).unwrap();
+    let folder = Folder::open(dir.path(), Options::default()).await.unwrap();
+    let error = query_error(&folder, "SELECT stack_id, folded FROM stacks").await;
+    assert!(error.may_be_damage(), "{error:?}");
+    let damaged = folder.find_damage().await;
+    assert_eq!(damaged.iter().map(|file| &file.path).collect::<Vec<_>>(), vec![&written[0]]);
+}
+
 #[tokio::test]
 async fn files_with_other_columns_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -171,6 +191,10 @@ async fn only_queries_are_answered() {
     assert!(!out.exists());
     for sql in ["SELECT 1; SELECT 2", ""] {
         assert!(matches!(query_error(&folder, sql).await, Error::StatementCount(_)), "{sql:?}");
+    }
+    // Writing that hides in what looks like a query.
+    for sql in ["SELECT 1 AS x INTO copied FROM stacks", "WITH t AS (SELECT 1) INSERT INTO stacks SELECT * FROM stacks"] {
+        query_error(&folder, sql).await;
     }
     // Files of the server are no tables.
     let error = query_error(&folder, "SELECT * FROM '/etc/passwd'").await.to_string();
