@@ -41,15 +41,27 @@ impl Catalog {
     /// Names of views and tables.
     pub fn names(&self) -> Vec<&'static str> {
         let views = self.views.iter().map(|(view, _)| view.name);
-        views.chain(Table::ALL.iter().map(|table| table.name())).collect()
+        views
+            .chain(Table::ALL.iter().map(|table| table.name()))
+            .collect()
     }
 
     /// Names of all columns, each once.
     pub fn column_names(&self) -> Vec<String> {
         let tables = Table::ALL.into_iter().map(Table::schema);
-        let schemas = self.views.iter().map(|(_, schema)| Arc::clone(schema)).chain(tables);
-        let mut names: Vec<String> =
-            schemas.flat_map(|s| s.fields().iter().map(|f| f.name().clone()).collect::<Vec<_>>()).collect();
+        let schemas = self
+            .views
+            .iter()
+            .map(|(_, schema)| Arc::clone(schema))
+            .chain(tables);
+        let mut names: Vec<String> = schemas
+            .flat_map(|s| {
+                s.fields()
+                    .iter()
+                    .map(|f| f.name().clone())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
         names.sort();
         names.dedup();
         names
@@ -57,13 +69,24 @@ impl Catalog {
 
     /// One line per view and table.
     pub fn list(&self) -> String {
-        let mut rows = vec![["name".to_string(), "kind".to_string(), "what it is".to_string()]];
+        let mut rows = vec![[
+            "name".to_string(),
+            "kind".to_string(),
+            "what it is".to_string(),
+        ]];
         for (view, _) in &self.views {
-            let purpose = view.header().map(|header| header.purpose).unwrap_or_default();
+            let purpose = view
+                .header()
+                .map(|header| header.purpose)
+                .unwrap_or_default();
             rows.push([view.name.to_string(), "view".to_string(), purpose]);
         }
         for table in Table::ALL {
-            rows.push([table.name().to_string(), "table".to_string(), table.doc().to_string()]);
+            rows.push([
+                table.name().to_string(),
+                "table".to_string(),
+                table.doc().to_string(),
+            ]);
         }
         aligned(&rows)
     }
@@ -87,9 +110,17 @@ fn describe_view(view: &View, schema: &SchemaRef) -> String {
             Ok(field) => reference::type_name(field.data_type()),
             Err(_) => String::new(),
         };
-        rows.push([column.name.clone(), data_type, column.unit.clone(), column.meaning.clone()]);
+        rows.push([
+            column.name.clone(),
+            data_type,
+            column.unit.clone(),
+            column.meaning.clone(),
+        ]);
     }
-    let mut text = format!("view {}: {}\nreads: {}\n\n", view.name, header.purpose, header.reads);
+    let mut text = format!(
+        "view {}: {}\nreads: {}\n\n",
+        view.name, header.purpose, header.reads
+    );
     text.push_str(&aligned(&rows));
     for formula in &header.formulas {
         text.push_str(&format!("\n* {formula}"));
@@ -104,9 +135,18 @@ fn describe_table(table: Table) -> String {
     let mut rows = vec![["column", "type", "meaning"].map(str::to_string)];
     for column in table.columns() {
         let data_type = reference::type_name(column.field.data_type());
-        rows.push([column.field.name().clone(), data_type, column.doc.to_string()]);
+        rows.push([
+            column.field.name().clone(),
+            data_type,
+            column.doc.to_string(),
+        ]);
     }
-    format!("table {}: a row is {}\n\n{}", table.name(), table.doc(), aligned(&rows))
+    format!(
+        "table {}: a row is {}\n\n{}",
+        table.name(),
+        table.doc(),
+        aligned(&rows)
+    )
 }
 
 /// Columns padded to the widest cell but for the last one, which is free text.

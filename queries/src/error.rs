@@ -12,7 +12,9 @@ use datafusion::sql::sqlparser::parser::ParserError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder is not there.
-    #[error("data folder {0:?} does not exist; give the folder of a collector or of `vramscope-agent trace -o`")]
+    #[error(
+        "data folder {0:?} does not exist; give the folder of a collector or of `vramscope-agent trace -o`"
+    )]
     NoFolder(PathBuf),
     /// The path is a file.
     #[error("{0:?} is not a folder; give the folder that holds the tables, not one of its files")]
@@ -36,6 +38,16 @@ pub enum Error {
     /// Files of a trace that cannot be read.
     #[error("{}", damaged_text(.0))]
     Damaged(Vec<DamagedFile>),
+    /// A path under which the Delta library panics.
+    #[error(
+        "{path:?} cannot hold Delta tables: its path has a {character:?}; rename it, or link to it under another name"
+    )]
+    PathCharacter {
+        /// The table's folder.
+        path: PathBuf,
+        /// The first offending character.
+        character: char,
+    },
     /// A Delta table that cannot be opened.
     #[error("failed to open table {path:?}: {cause}")]
     Table {
@@ -45,7 +57,9 @@ pub enum Error {
         cause: Box<deltalake::DeltaTableError>,
     },
     /// A Delta table whose columns are not those of the data model.
-    #[error("table {path:?} does not fit: {detail}; it was written by another version or another program")]
+    #[error(
+        "table {path:?} does not fit: {detail}; it was written by another version or another program"
+    )]
     TableColumns {
         /// The table's folder.
         path: PathBuf,
@@ -101,7 +115,9 @@ fn query_text(error: &DataFusionError) -> String {
     }
     let text = match error.find_root() {
         DataFusionError::ResourcesExhausted(detail) => {
-            format!("out of memory for queries: {detail}; narrow the query or raise the memory limit")
+            format!(
+                "out of memory for queries: {detail}; narrow the query or raise the memory limit"
+            )
         }
         DataFusionError::Plan(text) => text.clone(),
         DataFusionError::SQL(error, _) => match error.as_ref() {
@@ -111,13 +127,17 @@ fn query_text(error: &DataFusionError) -> String {
         DataFusionError::ArrowError(error, _) => error.to_string(),
         root => root.to_string(),
     };
-    let text = text.split(DataFusionError::BACK_TRACE_SEP).next().unwrap_or_default();
+    let text = text
+        .split(DataFusionError::BACK_TRACE_SEP)
+        .next()
+        .unwrap_or_default();
     // With a near name at hand, the list of every column of the view only hides it.
     let text = match text.split_once("\nValid fields are") {
         Some((suggestion, _)) if suggestion.contains("Did you mean") => suggestion,
         _ => text,
     };
-    text.trim_start_matches("Schema error: ").replace("datafusion.public.", "")
+    text.trim_start_matches("Schema error: ")
+        .replace("datafusion.public.", "")
 }
 
 /// A limit of ours that travelled through DataFusion as an external error.
@@ -131,7 +151,9 @@ fn limit_behind(error: &DataFusionError) -> Option<&Error> {
 impl Error {
     /// Whether damaged files may be behind a failed query: it failed while reading.
     pub fn may_be_damage(&self) -> bool {
-        let Error::Query(error) = self else { return false };
+        let Error::Query(error) = self else {
+            return false;
+        };
         matches!(
             error.find_root(),
             DataFusionError::ParquetError(_)

@@ -101,9 +101,16 @@ impl Folder {
         let paths: Vec<PathBuf> = {
             let state = self.state.lock().await;
             let of_trace = state.files.values().flatten().map(|file| file.path.clone());
-            of_trace.chain(state.delta.values().flat_map(lake::files)).collect()
+            of_trace
+                .chain(state.delta.values().flat_map(lake::files))
+                .collect()
         };
-        let check = move || paths.iter().filter_map(|path| trace::check_decodes(path).err()).collect();
+        let check = move || {
+            paths
+                .iter()
+                .filter_map(|path| trace::check_decodes(path).err())
+                .collect()
+        };
         tokio::task::spawn_blocking(check).await.unwrap_or_default()
     }
 
@@ -167,7 +174,11 @@ impl Folder {
                 Err(found) => damage.push(found),
             }
         }
-        if damage.is_empty() { Ok(sound) } else { Err(Error::Damaged(damage)) }
+        if damage.is_empty() {
+            Ok(sound)
+        } else {
+            Err(Error::Damaged(damage))
+        }
     }
 }
 
@@ -178,14 +189,23 @@ fn check_folder(dir: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Error::NoFolder(dir.to_path_buf()));
         }
-        Err(cause) => return Err(Error::Io { path: dir.to_path_buf(), cause }),
+        Err(cause) => {
+            return Err(Error::Io {
+                path: dir.to_path_buf(),
+                cause,
+            });
+        }
     };
     if !metadata.is_dir() {
         return Err(Error::NotAFolder(dir.to_path_buf()));
     }
-    let has_tables = Table::ALL.iter().any(|table| dir.join(table.name()).is_dir());
+    let has_tables = Table::ALL
+        .iter()
+        .any(|table| dir.join(table.name()).is_dir());
     if !has_tables {
-        return Err(Error::NoTables { folder: dir.to_path_buf() });
+        return Err(Error::NoTables {
+            folder: dir.to_path_buf(),
+        });
     }
     Ok(())
 }

@@ -7,8 +7,13 @@ use crate::views;
 /// Adds a suggestion to an error text about a table that does not exist. DataFusion suggests
 /// columns, but not tables.
 pub fn with_suggestion(text: String) -> String {
-    let Some(unknown) = unknown_table(&text) else { return text };
-    let names = Table::ALL.iter().map(|t| t.name()).chain(views::ALL.iter().map(|v| v.name));
+    let Some(unknown) = unknown_table(&text) else {
+        return text;
+    };
+    let names = Table::ALL
+        .iter()
+        .map(|t| t.name())
+        .chain(views::ALL.iter().map(|v| v.name));
     let nearest = names
         .map(|name| (distance(&unknown, name), name))
         .min()
@@ -54,7 +59,10 @@ mod tests {
         assert!(with_suggestion(text).ends_with("did you mean alloc_events?"));
         let text = "table 'datafusion.public.zebra' not found".to_string();
         assert!(with_suggestion(text).ends_with("SHOW TABLES lists what there is"));
-        assert_eq!(with_suggestion("something else".to_string()), "something else");
+        assert_eq!(
+            with_suggestion("something else".to_string()),
+            "something else"
+        );
     }
 
     /// Textbook values.

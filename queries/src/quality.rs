@@ -12,20 +12,32 @@ pub const LOSS_QUERY: &str =
 
 /// The line every door adds to an answer over data with losses.
 pub fn loss_note(lost: i64, windows: i64) -> String {
-    let events = if lost == 1 { "event was" } else { "events were" };
+    let events = if lost == 1 {
+        "event was"
+    } else {
+        "events were"
+    };
     let plural = if windows == 1 { "" } else { "s" };
     format!("note: {lost} {events} lost in {windows} window{plural}; see answer_quality")
 }
 
 /// Tables and views that lost calls do not make incomplete: they say what was lost, or they are
 /// made of samples and of what the system says about processes.
-const NOT_MADE_OF_CALLS: &[&str] =
-    &["agent_windows", "answer_quality", "coverage", "current_processes", "devices", "processes"];
+const NOT_MADE_OF_CALLS: &[&str] = &[
+    "agent_windows",
+    "answer_quality",
+    "coverage",
+    "current_processes",
+    "devices",
+    "processes",
+];
 
 /// Whether a question reads data that lost calls make incomplete. A question about the losses
 /// themselves, or about nothing (`SELECT 1`), needs no note.
 pub fn reads_recorded_data(sql: &str) -> bool {
-    let Ok(statements) = DFParser::parse_sql(sql) else { return false };
+    let Ok(statements) = DFParser::parse_sql(sql) else {
+        return false;
+    };
     statements.iter().flat_map(tables).any(|name| {
         let known = Table::by_name(&name).is_some() || views::View::by_name(&name).is_some();
         known && !NOT_MADE_OF_CALLS.contains(&name.as_str())
@@ -39,7 +51,10 @@ fn tables(statement: &Statement) -> Vec<String> {
         other => other,
     };
     match resolve_table_references(statement, true) {
-        Ok((tables, _)) => tables.iter().map(|table| table.table().to_string()).collect(),
+        Ok((tables, _)) => tables
+            .iter()
+            .map(|table| table.table().to_string())
+            .collect(),
         Err(_) => Vec::new(),
     }
 }
@@ -51,16 +66,26 @@ mod tests {
     #[test]
     fn notes_belong_to_answers_over_recorded_data() {
         assert!(reads_recorded_data("SELECT count(*) FROM alloc_events"));
-        assert!(reads_recorded_data("WITH t AS (SELECT * FROM tetrahedron) SELECT * FROM t"));
+        assert!(reads_recorded_data(
+            "WITH t AS (SELECT * FROM tetrahedron) SELECT * FROM t"
+        ));
         assert!(!reads_recorded_data("SELECT 1"));
         assert!(!reads_recorded_data("SELECT * FROM answer_quality"));
-        assert!(!reads_recorded_data("SELECT * FROM agent_windows JOIN coverage USING (host)"));
+        assert!(!reads_recorded_data(
+            "SELECT * FROM agent_windows JOIN coverage USING (host)"
+        ));
         assert!(!reads_recorded_data("EXPLAIN SELECT * FROM alloc_events"));
     }
 
     #[test]
     fn the_note_counts_in_english() {
-        assert_eq!(loss_note(1, 1), "note: 1 event was lost in 1 window; see answer_quality");
-        assert_eq!(loss_note(12, 2), "note: 12 events were lost in 2 windows; see answer_quality");
+        assert_eq!(
+            loss_note(1, 1),
+            "note: 1 event was lost in 1 window; see answer_quality"
+        );
+        assert_eq!(
+            loss_note(12, 2),
+            "note: 12 events were lost in 2 windows; see answer_quality"
+        );
     }
 }

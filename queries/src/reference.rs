@@ -45,10 +45,24 @@ fn write_views(out: &mut String) -> Result<(), String> {
         let header = view.header()?;
         line(out, &format!("\n### {}\n", view.name));
         line(out, &format!("{}.\n", capitalised(&header.purpose)));
-        line(out, &format!("Reads: {}. Parameters: {}.\n", header.reads, header.parameters));
+        line(
+            out,
+            &format!(
+                "Reads: {}. Parameters: {}.\n",
+                header.reads, header.parameters
+            ),
+        );
         line(out, "| column | unit | meaning |\n|---|---|---|");
         for column in &header.columns {
-            line(out, &format!("| `{}` | {} | {} |", column.name, cell(&column.unit), cell(&column.meaning)));
+            line(
+                out,
+                &format!(
+                    "| `{}` | {} | {} |",
+                    column.name,
+                    cell(&column.unit),
+                    cell(&column.meaning)
+                ),
+            );
         }
         if !header.formulas.is_empty() {
             out.push('\n');
@@ -63,16 +77,30 @@ fn write_views(out: &mut String) -> Result<(), String> {
 fn write_tables(out: &mut String) {
     out.push_str("\n## Tables\n\n| table | a row is |\n|---|---|\n");
     for table in Table::ALL {
-        line(out, &format!("| [`{0}`](#{0}) | {1} |", table.name(), table.doc()));
+        line(
+            out,
+            &format!("| [`{0}`](#{0}) | {1} |", table.name(), table.doc()),
+        );
     }
     for table in Table::ALL {
         line(out, &format!("\n### {}\n", table.name()));
         line(out, &format!("A row is {}.\n", table.doc()));
         line(out, "| column | type | meaning |\n|---|---|---|");
         for column in table.columns() {
-            let nullable = if column.field.is_nullable() { "" } else { " NOT NULL" };
+            let nullable = if column.field.is_nullable() {
+                ""
+            } else {
+                " NOT NULL"
+            };
             let sql = type_name(column.field.data_type());
-            line(out, &format!("| `{}` | {sql}{nullable} | {} |", column.field.name(), cell(column.doc)));
+            line(
+                out,
+                &format!(
+                    "| `{}` | {sql}{nullable} | {} |",
+                    column.field.name(),
+                    cell(column.doc)
+                ),
+            );
         }
     }
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
@@ -26,7 +27,6 @@ use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::RecordBatchStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
@@ -50,7 +50,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { memory_bytes: DEFAULT_MEMORY_BYTES, temp_dir: None, skip_damaged: false }
+        Options {
+            memory_bytes: DEFAULT_MEMORY_BYTES,
+            temp_dir: None,
+            skip_damaged: false,
+        }
     }
 }
 
@@ -67,14 +71,20 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { time: Some(DEFAULT_TIME), rows: None }
+        Limits {
+            time: Some(DEFAULT_TIME),
+            rows: None,
+        }
     }
 }
 
 /// Makes what sessions share: memory pool, spill folder, caches.
 pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
     let consumers_named_in_errors = NonZeroUsize::MIN.saturating_add(2);
-    let pool = TrackConsumersPool::new(FairSpillPool::new(options.memory_bytes), consumers_named_in_errors);
+    let pool = TrackConsumersPool::new(
+        FairSpillPool::new(options.memory_bytes),
+        consumers_named_in_errors,
+    );
     let mut disk = DiskManagerBuilder::default();
     if let Some(dir) = &options.temp_dir {
         disk = disk.with_mode(DiskManagerMode::Directories(vec![dir.clone()]));
@@ -118,7 +128,10 @@ pub async fn plan(session: &SessionContext, sql: &str) -> Result<LogicalPlan, Er
 }
 
 /// As [`plan`], for a statement that is parsed already.
-pub async fn plan_statement(session: &SessionContext, statement: Statement) -> Result<LogicalPlan, Error> {
+pub async fn plan_statement(
+    session: &SessionContext,
+    statement: Statement,
+) -> Result<LogicalPlan, Error> {
     refuse_by_syntax(&statement)?;
     let plan = session.state().statement_to_plan(statement).await?;
     check_read_only(&plan)?;
@@ -180,7 +193,11 @@ fn leading_words(sql: &str) -> String {
         .take(2)
         .take_while(|word| word.chars().all(|c| c.is_ascii_uppercase()))
         .collect();
-    if keywords.is_empty() { "this statement".to_string() } else { keywords.join(" ") }
+    if keywords.is_empty() {
+        "this statement".to_string()
+    } else {
+        keywords.join(" ")
+    }
 }
 
 /// Answers one query within its limits.
@@ -210,7 +227,9 @@ pub async fn execute(
 
 /// Puts limits on rows that come from elsewhere. The time starts here.
 pub fn limited(rows: SendableRecordBatchStream, limits: Limits) -> SendableRecordBatchStream {
-    let deadline = limits.time.map(|time| (tokio::time::Instant::now() + time, time));
+    let deadline = limits
+        .time
+        .map(|time| (tokio::time::Instant::now() + time, time));
     Box::pin(Limited::new(rows, deadline, limits.rows))
 }
 

@@ -52,7 +52,9 @@ fn terminators(text: &str) -> Terminators {
 /// Whether there is anything but white space and comments.
 fn has_words(text: &str) -> bool {
     let mut found = false;
-    let state = scan(text, |_, byte| found |= !byte.is_ascii_whitespace() && byte != b';');
+    let state = scan(text, |_, byte| {
+        found |= !byte.is_ascii_whitespace() && byte != b';'
+    });
     found || matches!(state, State::Quote(_) | State::BlockComment(_))
 }
 
@@ -91,7 +93,11 @@ fn scan(text: &str, mut code: impl FnMut(usize, u8)) -> State {
             }
             (State::BlockComment(depth), (b'*', Some(b'/'))) => {
                 index += 1;
-                if depth == 1 { State::Code } else { State::BlockComment(depth - 1) }
+                if depth == 1 {
+                    State::Code
+                } else {
+                    State::BlockComment(depth - 1)
+                }
             }
             (other, _) => other,
         };
@@ -115,10 +121,22 @@ mod tests {
 
     #[test]
     fn knows_when_a_statement_is_complete() {
-        for complete in ["", "  -- only a comment", "SELECT 1;", "SELECT 1; -- done\n", "SELECT 'ü';"] {
+        for complete in [
+            "",
+            "  -- only a comment",
+            "SELECT 1;",
+            "SELECT 1; -- done\n",
+            "SELECT 'ü';",
+        ] {
             assert!(is_complete(complete), "{complete:?}");
         }
-        for open in ["SELECT 1", "SELECT ';", "SELECT 1 /* ;", "SELECT 1; SELECT", "SELECT 1 -- ;"] {
+        for open in [
+            "SELECT 1",
+            "SELECT ';",
+            "SELECT 1 /* ;",
+            "SELECT 1; SELECT",
+            "SELECT 1 -- ;",
+        ] {
             assert!(!is_complete(open), "{open:?}");
         }
     }

@@ -15,7 +15,9 @@ use arrow::datatypes::Schema;
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
-use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl};
+use datafusion::datasource::listing::{
+    ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl,
+};
 use datafusion::prelude::SessionContext;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use url::Url;
@@ -37,7 +39,10 @@ pub struct TraceFile {
 
 /// The Parquet files of a table's folder, by name. A folder that is not there has none.
 pub fn list(dir: &Path) -> Result<Vec<TraceFile>, Error> {
-    let failed = |cause| Error::Io { path: dir.to_path_buf(), cause };
+    let failed = |cause| Error::Io {
+        path: dir.to_path_buf(),
+        cause,
+    };
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -56,7 +61,11 @@ pub fn list(dir: &Path) -> Result<Vec<TraceFile>, Error> {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(cause) => return Err(Error::Io { path, cause }),
         };
-        files.push(TraceFile { path, bytes: metadata.len(), modified: metadata.modified().ok() });
+        files.push(TraceFile {
+            path,
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        });
     }
     files.sort();
     Ok(files)
@@ -92,7 +101,10 @@ fn decode(path: &Path, file: ParquetRecordBatchReaderBuilder<File>) -> Result<()
 }
 
 fn damaged(path: &Path, reason: impl std::fmt::Display) -> DamagedFile {
-    DamagedFile { path: path.to_path_buf(), reason: reason.to_string() }
+    DamagedFile {
+        path: path.to_path_buf(),
+        reason: reason.to_string(),
+    }
 }
 
 fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
@@ -100,10 +112,16 @@ fn open(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFil
     ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| damaged(path, e))
 }
 
-fn open_checked(table: Table, path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
+fn open_checked(
+    table: Table,
+    path: &Path,
+) -> Result<ParquetRecordBatchReaderBuilder<File>, DamagedFile> {
     let builder = open(path)?;
     match column_difference(table, builder.schema()) {
-        Some(difference) => Err(damaged(path, format!("not a file of table {}: {difference}", table.name()))),
+        Some(difference) => Err(damaged(
+            path,
+            format!("not a file of table {}: {difference}", table.name()),
+        )),
         None => Ok(builder),
     }
 }
@@ -138,8 +156,10 @@ pub fn provider(
     }
     let mut urls = Vec::with_capacity(files.len());
     for file in files {
-        let absolute = std::path::absolute(&file.path)
-            .map_err(|cause| Error::Io { path: file.path.clone(), cause })?;
+        let absolute = std::path::absolute(&file.path).map_err(|cause| Error::Io {
+            path: file.path.clone(),
+            cause,
+        })?;
         // An absolute path always makes a file URL. A URL instead of a path, because DataFusion
         // would take `[`, `*` and `?` in a path for a pattern.
         let url = Url::from_file_path(&absolute).expect("an absolute path");
@@ -150,8 +170,13 @@ pub fn provider(
     let config = ListingTableConfig::new_with_multi_paths(urls)
         .with_listing_options(options)
         .with_schema(table.schema());
-    let statistics = session.runtime_env().cache_manager.get_file_statistic_cache();
-    Ok(Arc::new(ListingTable::try_new(config)?.with_cache(statistics)))
+    let statistics = session
+        .runtime_env()
+        .cache_manager
+        .get_file_statistic_cache();
+    Ok(Arc::new(
+        ListingTable::try_new(config)?.with_cache(statistics),
+    ))
 }
 
 /// A provider without rows.

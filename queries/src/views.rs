@@ -99,19 +99,25 @@ fn parse_header(sql: &str) -> Result<Header, String> {
     let mut header = Header::default();
     let mut section = Section::Start;
     for (index, line) in sql.lines().enumerate() {
-        let Some(text) = line.strip_prefix("-- ") else { break };
+        let Some(text) = line.strip_prefix("-- ") else {
+            break;
+        };
         let wrong = |what: &str| format!("line {}: {what}", index + 1);
         if let Some(entry) = text.strip_prefix("  ") {
             match section {
-                Section::Columns => header.columns.push(parse_column(entry).ok_or_else(|| {
-                    wrong("expected `name | unit | meaning`")
-                })?),
+                Section::Columns => header.columns.push(
+                    parse_column(entry).ok_or_else(|| wrong("expected `name | unit | meaning`"))?,
+                ),
                 Section::Formulas => header.formulas.push(entry.trim().to_string()),
-                Section::Start => return Err(wrong("an indented line outside columns and formulas")),
+                Section::Start => {
+                    return Err(wrong("an indented line outside columns and formulas"));
+                }
             }
             continue;
         }
-        let (key, value) = text.split_once(':').ok_or_else(|| wrong("expected `key: value`"))?;
+        let (key, value) = text
+            .split_once(':')
+            .ok_or_else(|| wrong("expected `key: value`"))?;
         let value = value.trim().to_string();
         match key {
             "purpose" => header.purpose = value,
@@ -126,12 +132,20 @@ fn parse_header(sql: &str) -> Result<Header, String> {
         && !header.reads.is_empty()
         && !header.parameters.is_empty()
         && !header.columns.is_empty();
-    if complete { Ok(header) } else { Err("purpose, reads, parameters or columns are missing".to_string()) }
+    if complete {
+        Ok(header)
+    } else {
+        Err("purpose, reads, parameters or columns are missing".to_string())
+    }
 }
 
 fn parse_column(entry: &str) -> Option<ColumnDoc> {
     let mut parts = entry.splitn(3, '|').map(|part| part.trim().to_string());
-    let column = ColumnDoc { name: parts.next()?, unit: parts.next()?, meaning: parts.next()? };
+    let column = ColumnDoc {
+        name: parts.next()?,
+        unit: parts.next()?,
+        meaning: parts.next()?,
+    };
     let filled = !column.name.is_empty() && !column.unit.is_empty() && !column.meaning.is_empty();
     filled.then_some(column)
 }

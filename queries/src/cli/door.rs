@@ -28,7 +28,10 @@ pub enum Door {
     /// A folder, and the damaged files already named to the user.
     Folder { folder: Box<Folder>, named: usize },
     /// A collector.
-    Collector { client: Box<FlightSqlServiceClient<Channel>>, url: String },
+    Collector {
+        client: Box<FlightSqlServiceClient<Channel>>,
+        url: String,
+    },
 }
 
 impl Door {
@@ -40,19 +43,33 @@ impl Door {
     }
 
     pub async fn collector(url: &str) -> Result<Door, Error> {
-        let failed = |detail: String| Error::Collector { url: url.to_string(), detail };
+        let failed = |detail: String| Error::Collector {
+            url: url.to_string(),
+            detail,
+        };
         let endpoint = Endpoint::from_shared(url.to_string())
             .map_err(|_| failed("not a URL; for example http://127.0.0.1:7717".to_string()))?
             .connect_timeout(CONNECT_TIMEOUT);
-        let channel = endpoint.connect().await.map_err(|e| failed(format!("failed to connect: {}", chain(&e))))?;
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|e| failed(format!("failed to connect: {}", chain(&e))))?;
         // Batches of wide rows pass tonic's 4 MiB; the server decides how large they are.
         let inner = FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX);
         let client = Box::new(FlightSqlServiceClient::new_from_inner(inner));
-        Ok(Door::Collector { client, url: url.to_string() })
+        Ok(Door::Collector {
+            client,
+            url: url.to_string(),
+        })
     }
 
     /// Writes a question's answer into a sink.
-    pub async fn answer(&mut self, sql: &str, limits: Limits, sink: &mut Sink) -> anyhow::Result<()> {
+    pub async fn answer(
+        &mut self,
+        sql: &str,
+        limits: Limits,
+        sink: &mut Sink,
+    ) -> anyhow::Result<()> {
         let result = self.write_answer(sql, limits, sink).await;
         self.name_skipped_files().await;
         match result {
@@ -61,7 +78,12 @@ impl Door {
         }
     }
 
-    async fn write_answer(&mut self, sql: &str, limits: Limits, sink: &mut Sink) -> anyhow::Result<()> {
+    async fn write_answer(
+        &mut self,
+        sql: &str,
+        limits: Limits,
+        sink: &mut Sink,
+    ) -> anyhow::Result<()> {
         let mut rows = self.stream(sql, limits).await?;
         sink.start(rows.schema())?;
         while let Some(batch) = rows.next().await {
@@ -70,7 +92,11 @@ impl Door {
         Ok(())
     }
 
-    async fn stream(&mut self, sql: &str, limits: Limits) -> Result<SendableRecordBatchStream, Error> {
+    async fn stream(
+        &mut self,
+        sql: &str,
+        limits: Limits,
+    ) -> Result<SendableRecordBatchStream, Error> {
         match self {
             Door::Folder { folder, .. } => {
                 let session = folder.session().await?;
@@ -86,20 +112,33 @@ impl Door {
     /// Which files are damaged, if that is why the query failed: the engine's text names the
     /// damage, but not always the file.
     async fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        let Door::Folder { folder, .. } = self else { return error };
-        let Some(query_error) = error.downcast_ref::<Error>() else { return error };
+        let Door::Folder { folder, .. } = self else {
+            return error;
+        };
+        let Some(query_error) = error.downcast_ref::<Error>() else {
+            return error;
+        };
         if !query_error.may_be_damage() {
             return error;
         }
         let damaged = folder.find_damage().await;
-        if damaged.is_empty() { error } else { Error::Damaged(damaged).into() }
+        if damaged.is_empty() {
+            error
+        } else {
+            Error::Damaged(damaged).into()
+        }
     }
 
     async fn name_skipped_files(&mut self) {
-        let Door::Folder { folder, named } = self else { return };
+        let Door::Folder { folder, named } = self else {
+            return;
+        };
         let skipped = folder.skipped().await;
         if skipped.len() > *named {
-            eprintln!("note: {} damaged files are left out; answers are incomplete", skipped.len());
+            eprintln!(
+                "note: {} damaged files are left out; answers are incomplete",
+                skipped.len()
+            );
             for file in &skipped {
                 eprintln!("note: left out {:?}: {}", file.path, file.reason);
             }
@@ -117,14 +156,27 @@ impl Door {
             Ok((0, 0)) => None,
             Ok((lost, windows)) => Some(quality::loss_note(lost, windows)),
             // Unknown is not "nothing was lost".
-            Err(error) => Some(format!("note: whether events were lost is not known: {error:#}")),
+            Err(error) => Some(format!(
+                "note: whether events were lost is not known: {error:#}"
+            )),
         }
     }
 
     async fn loss(&mut self, limits: Limits) -> anyhow::Result<(i64, i64)> {
-        let rows = self.stream(quality::LOSS_QUERY, Limits { rows: None, ..limits }).await?;
+        let rows = self
+            .stream(
+                quality::LOSS_QUERY,
+                Limits {
+                    rows: None,
+                    ..limits
+                },
+            )
+            .await?;
         let batches: Vec<RecordBatch> = rows.try_collect().await?;
-        let batch = batches.iter().find(|b| b.num_rows() == 1).context("the loss query gave no row")?;
+        let batch = batches
+            .iter()
+            .find(|b| b.num_rows() == 1)
+            .context("the loss query gave no row")?;
         let number = |index: usize| -> anyhow::Result<i64> {
             let column = batch.column(index).as_primitive_opt::<Int64Type>();
             Ok(column.context("the loss query gave no numbers")?.value(0))
@@ -138,28 +190,51 @@ async fn remote_stream(
     url: &str,
     sql: &str,
 ) -> Result<SendableRecordBatchStream, Error> {
-    let failed = |detail: String| Error::Collector { url: url.to_string(), detail };
-    let info = client.execute(sql.to_string(), None).await.map_err(|e| failed(flight_text(&e)))?;
-    let announced = info.clone().try_decode_schema().ok().filter(|s| !s.fields().is_empty());
+    let failed = |detail: String| Error::Collector {
+        url: url.to_string(),
+        detail,
+    };
+    let info = client
+        .execute(sql.to_string(), None)
+        .await
+        .map_err(|e| failed(flight_text(&e)))?;
+    let announced = info
+        .clone()
+        .try_decode_schema()
+        .ok()
+        .filter(|s| !s.fields().is_empty());
     let mut batches = Vec::new();
     let mut schema: Option<SchemaRef> = announced.map(Arc::new);
     for endpoint in info.endpoint {
-        let ticket = endpoint.ticket.ok_or_else(|| failed("an endpoint without a ticket".to_string()))?;
-        let mut stream = client.do_get(ticket).await.map_err(|e| failed(flight_text(&e)))?;
+        let ticket = endpoint
+            .ticket
+            .ok_or_else(|| failed("an endpoint without a ticket".to_string()))?;
+        let mut stream = client
+            .do_get(ticket)
+            .await
+            .map_err(|e| failed(flight_text(&e)))?;
         if schema.is_none() {
             // Not announced: the schema comes with the first message.
             if let Some(first) = stream.next().await {
-                batches.push(futures::stream::iter([Ok(first.map_err(|e| failed(flight_text(&e)))?)]).boxed());
+                batches.push(
+                    futures::stream::iter([Ok(first.map_err(|e| failed(flight_text(&e)))?)])
+                        .boxed(),
+                );
             }
             schema = stream.schema().cloned();
         }
         batches.push(stream.boxed());
     }
     let url = url.to_string();
-    let rows = futures::stream::iter(batches).flatten().map_err(move |error| {
-        let detail = flight_text(&error);
-        DataFusionError::from(Error::Collector { url: url.clone(), detail })
-    });
+    let rows = futures::stream::iter(batches)
+        .flatten()
+        .map_err(move |error| {
+            let detail = flight_text(&error);
+            DataFusionError::from(Error::Collector {
+                url: url.clone(),
+                detail,
+            })
+        });
     let schema = schema.unwrap_or_else(|| Arc::new(arrow::datatypes::Schema::empty()));
     Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
 }

@@ -80,7 +80,12 @@ struct SqlArguments {
     #[command(flatten)]
     source: Source,
     /// SQL to answer; several statements are separated by ';'
-    #[arg(short = 'c', long = "command", value_name = "SQL", conflicts_with = "file")]
+    #[arg(
+        short = 'c',
+        long = "command",
+        value_name = "SQL",
+        conflicts_with = "file"
+    )]
     sql: Option<String>,
     /// File with SQL to answer
     file: Option<PathBuf>,
@@ -128,7 +133,9 @@ enum FormatName {
 
 /// Bytes, with an optional unit: 1048576, 512MiB, 2G, 1.5GB.
 fn parse_size(text: &str) -> Result<usize, String> {
-    let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let digits_end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits_end);
     let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
@@ -140,7 +147,9 @@ fn parse_size(text: &str) -> Result<usize, String> {
         "g" | "gb" => 1e9,
         other => return Err(format!("unknown unit {other:?}; use MiB, GiB, MB or GB")),
     };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is not a size; for example 512MiB"))?;
+    let number: f64 = number
+        .parse()
+        .map_err(|_| format!("{text:?} is not a size; for example 512MiB"))?;
     let bytes = number * factor;
     if bytes < 1.0 {
         return Err("must be at least one byte".to_string());
@@ -153,16 +162,20 @@ async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
-        Command::Reference => {
-            print_or_fail(reference::markdown().map(|text| (text, 0)).map_err(anyhow::Error::msg))
-        }
+        Command::Reference => print_or_fail(
+            reference::markdown()
+                .map(|text| (text, 0))
+                .map_err(anyhow::Error::msg),
+        ),
     };
     ExitCode::from(code)
 }
 
 async fn views(name: Option<String>) -> anyhow::Result<(String, u8)> {
     let catalog = Catalog::load().await?;
-    let Some(name) = name else { return Ok((catalog.list(), 0)) };
+    let Some(name) = name else {
+        return Ok((catalog.list(), 0));
+    };
     catalog
         .describe(&name)
         .map(|text| (text, 0))
@@ -185,8 +198,12 @@ fn print_or_fail(text: anyhow::Result<(String, u8)>) -> u8 {
 /// Ends the program as clap does for wrong usage: the text, the usage line, exit code 2.
 fn usage_error(text: &str) -> ! {
     let mut command = Cli::command();
-    let sql = command.find_subcommand_mut("sql").map(|c| c.clone().bin_name("vramscope sql"));
-    sql.unwrap_or(command).error(clap::error::ErrorKind::ArgumentConflict, text).exit()
+    let sql = command
+        .find_subcommand_mut("sql")
+        .map(|c| c.clone().bin_name("vramscope sql"));
+    sql.unwrap_or(command)
+        .error(clap::error::ErrorKind::ArgumentConflict, text)
+        .exit()
 }
 
 async fn sql(arguments: SqlArguments) -> u8 {
@@ -221,14 +238,17 @@ fn question(arguments: &SqlArguments) -> anyhow::Result<Option<String>> {
         return Ok(Some(sql.clone()));
     }
     if let Some(file) = &arguments.file {
-        let text = std::fs::read_to_string(file).with_context(|| format!("failed to read {file:?}"))?;
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("failed to read {file:?}"))?;
         return Ok(Some(text));
     }
     if std::io::stdin().is_terminal() {
         return Ok(None);
     }
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("failed to read SQL from stdin")?;
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .context("failed to read SQL from stdin")?;
     Ok(Some(text))
 }
 
@@ -248,7 +268,9 @@ fn check_usage(arguments: &SqlArguments, text: Option<&str>) {
         usage_error("there is no SQL to answer");
     }
     if count > 1 && arguments.output.is_some() {
-        usage_error(&format!("--output holds one answer, but there are {count} statements"));
+        usage_error(&format!(
+            "--output holds one answer, but there are {count} statements"
+        ));
     }
 }
 

@@ -64,15 +64,35 @@ impl Sink {
     pub fn open(format: Format, output: Option<&Path>) -> anyhow::Result<Sink> {
         let Some(wanted) = output else {
             let target: Box<dyn Write + Send> = Box::new(BufWriter::new(std::io::stdout()));
-            return Ok(Sink { format, target: Some(target), writer: None, file: None, schema: None });
+            return Ok(Sink {
+                format,
+                target: Some(target),
+                writer: None,
+                file: None,
+                schema: None,
+            });
         };
-        let mut name = wanted.file_name().with_context(|| format!("{wanted:?} is not a file name"))?.to_owned();
+        let mut name = wanted
+            .file_name()
+            .with_context(|| format!("{wanted:?} is not a file name"))?
+            .to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let partial = wanted.with_file_name(name);
-        let file = File::create(&partial).with_context(|| format!("failed to create {partial:?}"))?;
+        let file =
+            File::create(&partial).with_context(|| format!("failed to create {partial:?}"))?;
         let target: Box<dyn Write + Send> = Box::new(BufWriter::new(file));
-        let file = FileTarget { partial, wanted: wanted.to_path_buf(), finished: false };
-        Ok(Sink { format, target: Some(target), writer: None, file: Some(file), schema: None })
+        let file = FileTarget {
+            partial,
+            wanted: wanted.to_path_buf(),
+            finished: false,
+        };
+        Ok(Sink {
+            format,
+            target: Some(target),
+            writer: None,
+            file: Some(file),
+            schema: None,
+        })
     }
 
     /// Called once, before the first row.
@@ -87,10 +107,16 @@ impl Sink {
                 Writer::Csv(Box::new(writer))
             }
             Format::Json => {
-                let writer = json::WriterBuilder::new().with_explicit_nulls(true).build(target);
+                let writer = json::WriterBuilder::new()
+                    .with_explicit_nulls(true)
+                    .build(target);
                 Writer::Json(Box::new(writer))
             }
-            Format::Parquet => Writer::Parquet(Box::new(ArrowWriter::try_new(target, Arc::clone(&schema), None)?)),
+            Format::Parquet => Writer::Parquet(Box::new(ArrowWriter::try_new(
+                target,
+                Arc::clone(&schema),
+                None,
+            )?)),
         });
         self.schema = Some(schema);
         Ok(())
@@ -110,7 +136,10 @@ impl Sink {
     pub fn finish(&mut self, elapsed: Duration) -> anyhow::Result<()> {
         let mut target = match self.writer.take().context("an answer was not started")? {
             Writer::Table(batches, mut target) => {
-                let schema = self.schema.take().unwrap_or_else(|| Arc::new(Schema::empty()));
+                let schema = self
+                    .schema
+                    .take()
+                    .unwrap_or_else(|| Arc::new(Schema::empty()));
                 write_table(&mut target, schema, &batches, elapsed)?;
                 target
             }
@@ -141,9 +170,17 @@ fn write_table(
     elapsed: Duration,
 ) -> anyhow::Result<()> {
     let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-    writeln!(target, "{}", pretty_format_batches_with_schema(schema, batches)?)?;
+    writeln!(
+        target,
+        "{}",
+        pretty_format_batches_with_schema(schema, batches)?
+    )?;
     let plural = if rows == 1 { "" } else { "s" };
-    writeln!(target, "({rows} row{plural}, {:.3} s)", elapsed.as_secs_f64())?;
+    writeln!(
+        target,
+        "({rows} row{plural}, {:.3} s)",
+        elapsed.as_secs_f64()
+    )?;
     Ok(())
 }
 
@@ -170,7 +207,10 @@ fn flat(batch: &RecordBatch) -> anyhow::Result<RecordBatch> {
             columns.push(Arc::clone(column));
         }
     }
-    Ok(RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)?)
+    Ok(RecordBatch::try_new(
+        Arc::new(Schema::new(fields)),
+        columns,
+    )?)
 }
 
 fn json_text(field: &Field, column: &ArrayRef) -> anyhow::Result<ArrayRef> {
@@ -178,14 +218,19 @@ fn json_text(field: &Field, column: &ArrayRef) -> anyhow::Result<ArrayRef> {
     let mut writer = json::WriterBuilder::new()
         .with_explicit_nulls(true)
         .build::<_, LineDelimited>(Vec::new());
-    writer.write(&RecordBatch::try_new(Arc::new(single), vec![Arc::clone(column)])?)?;
+    writer.write(&RecordBatch::try_new(
+        Arc::new(single),
+        vec![Arc::clone(column)],
+    )?)?;
     writer.finish()?;
     let lines = String::from_utf8(writer.into_inner())?;
-    let mut texts = Vec::with_capacity(column.len());
-    for line in lines.lines() {
-        let row: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line)?;
-        let value = row.get(field.name()).filter(|value| !value.is_null());
-        texts.push(value.map(serde_json::Value::to_string));
-    }
+    // Each line is {"name":value}. The value is cut out as it stands: parsing it would sort its
+    // members by name.
+    let before_value = "{:".len() + serde_json::to_string(field.name())?.len();
+    let value = |line: &str| {
+        let text = line.get(before_value..line.len() - 1)?;
+        (text != "null").then(|| text.to_string())
+    };
+    let texts: Vec<Option<String>> = lines.lines().map(value).collect();
     Ok(Arc::new(StringArray::from(texts)))
 }

@@ -26,8 +26,28 @@ Ctrl-C drops the line, or stops the question that is being answered.
 ";
 
 const KEYWORDS: &[&str] = &[
-    "SELECT", "FROM", "WHERE", "GROUP BY", "ORDER BY", "LIMIT", "JOIN", "LEFT JOIN", "USING", "WITH", "HAVING",
-    "DISTINCT", "COUNT(*)", "SUM", "MAX", "MIN", "AVG", "DESC", "INTERVAL", "EXPLAIN", "SHOW TABLES", "DESCRIBE",
+    "SELECT",
+    "FROM",
+    "WHERE",
+    "GROUP BY",
+    "ORDER BY",
+    "LIMIT",
+    "JOIN",
+    "LEFT JOIN",
+    "USING",
+    "WITH",
+    "HAVING",
+    "DISTINCT",
+    "COUNT(*)",
+    "SUM",
+    "MAX",
+    "MIN",
+    "AVG",
+    "DESC",
+    "INTERVAL",
+    "EXPLAIN",
+    "SHOW TABLES",
+    "DESCRIBE",
 ];
 
 /// Runs until the user leaves. Returns the exit code.
@@ -43,7 +63,10 @@ pub async fn run(door: &mut Door, limits: Limits, format: Format) -> u8 {
 
 async fn converse(door: &mut Door, limits: Limits, format: Format) -> anyhow::Result<()> {
     let catalog = Catalog::load().await?;
-    let config = Config::builder().completion_type(CompletionType::List).max_history_size(10_000)?.build();
+    let config = Config::builder()
+        .completion_type(CompletionType::List)
+        .max_history_size(10_000)?
+        .build();
     let mut editor = Editor::<PromptHelper, FileHistory>::with_config(config)?;
     editor.set_helper(Some(PromptHelper::new(&catalog)));
     let history = history_file();
@@ -51,7 +74,10 @@ async fn converse(door: &mut Door, limits: Limits, format: Format) -> anyhow::Re
         // No history yet is no error.
         let _ = editor.load_history(file);
     }
-    println!("vramscope {}: \\d lists views and tables, \\? helps, \\q leaves", env!("CARGO_PKG_VERSION"));
+    println!(
+        "vramscope {}: \\d lists views and tables, \\? helps, \\q leaves",
+        env!("CARGO_PKG_VERSION")
+    );
     loop {
         match editor.readline("vramscope> ") {
             Ok(line) => {
@@ -118,7 +144,9 @@ async fn ask(door: &mut Door, text: &str, limits: Limits, format: Format) {
 
 /// `$XDG_STATE_HOME/vramscope/history`, by default under `~/.local/state`.
 fn history_file() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .filter(|dir| dir.is_absolute());
     let state = match state {
         Some(dir) => dir,
         None => std::env::home_dir()?.join(".local/state"),
@@ -149,12 +177,18 @@ impl PromptHelper {
     fn candidates(&self, line: &str, pos: usize) -> (usize, Vec<String>) {
         let before = &line[..pos];
         let is_name_part = |c: char| c.is_alphanumeric() || c == '_';
-        let word_length: usize = before.chars().rev().take_while(|c| is_name_part(*c)).map(char::len_utf8).sum();
+        let word_length: usize = before
+            .chars()
+            .rev()
+            .take_while(|c| is_name_part(*c))
+            .map(char::len_utf8)
+            .sum();
         let start = pos - word_length;
         let word = before[start..].to_lowercase();
         let wants_name = before.trim_start().starts_with("\\d");
         let from = if wants_name { &self.names } else { &self.words };
-        let matching = |candidate: &&String| !word.is_empty() && candidate.to_lowercase().starts_with(&word);
+        let matching =
+            |candidate: &&String| !word.is_empty() && candidate.to_lowercase().starts_with(&word);
         let found = if wants_name && word.is_empty() {
             from.clone()
         } else {
@@ -167,9 +201,17 @@ impl PromptHelper {
 impl Completer for PromptHelper {
     type Candidate = Pair;
 
-    fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
+    fn complete(
+        &self,
+        line: &str,
+        pos: usize,
+        _: &Context<'_>,
+    ) -> rustyline::Result<(usize, Vec<Pair>)> {
         let (start, found) = self.candidates(line, pos);
-        let pair = |text: String| Pair { display: text.clone(), replacement: text };
+        let pair = |text: String| Pair {
+            display: text.clone(),
+            replacement: text,
+        };
         Ok((start, found.into_iter().map(pair).collect()))
     }
 }
@@ -178,7 +220,11 @@ impl Validator for PromptHelper {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
         let input = context.input();
         let done = input.trim_start().starts_with('\\') || statements::is_complete(input);
-        Ok(if done { ValidationResult::Valid(None) } else { ValidationResult::Incomplete })
+        Ok(if done {
+            ValidationResult::Valid(None)
+        } else {
+            ValidationResult::Incomplete
+        })
     }
 }
 
@@ -189,21 +235,31 @@ mod tests {
     fn helper() -> PromptHelper {
         PromptHelper {
             names: vec!["alloc_events".to_string(), "stacks".to_string()],
-            words: vec!["alloc_events".to_string(), "alloc_seq".to_string(), "SELECT".to_string()],
+            words: vec![
+                "alloc_events".to_string(),
+                "alloc_seq".to_string(),
+                "SELECT".to_string(),
+            ],
         }
     }
 
     #[test]
     fn completes_the_word_under_the_cursor() {
         let line = "SELECT alloc";
-        assert_eq!(helper().candidates(line, line.len()), (7, vec!["alloc_events".into(), "alloc_seq".into()]));
+        assert_eq!(
+            helper().candidates(line, line.len()),
+            (7, vec!["alloc_events".into(), "alloc_seq".into()])
+        );
         assert_eq!(helper().candidates("sel", 3), (0, vec!["SELECT".into()]));
         assert_eq!(helper().candidates("SELECT ", 7).1, Vec::<String>::new());
     }
 
     #[test]
     fn describes_complete_names_only() {
-        assert_eq!(helper().candidates("\\d alloc", 8), (3, vec!["alloc_events".into()]));
+        assert_eq!(
+            helper().candidates("\\d alloc", 8),
+            (3, vec!["alloc_events".into()])
+        );
         assert_eq!(helper().candidates("\\d ", 3).1.len(), 2);
     }
 }

@@ -34,9 +34,15 @@ async fn a_folder_without_tables_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("nowhere");
     let text = open_error(&missing).await;
-    assert!(text.contains("nowhere") && text.contains("does not exist"), "{text}");
+    assert!(
+        text.contains("nowhere") && text.contains("does not exist"),
+        "{text}"
+    );
     let text = open_error(dir.path()).await;
-    assert!(text.contains("no tables in") && text.contains("alloc_events"), "{text}");
+    assert!(
+        text.contains("no tables in") && text.contains("alloc_events"),
+        "{text}"
+    );
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let text = open_error(&file).await;
@@ -53,11 +59,19 @@ async fn damaged_files_are_all_named_and_can_be_left_out() {
     std::fs::write(stacks.join("empty.parquet"), "").unwrap();
     std::fs::write(stacks.join("text.parquet"), "these are not columns").unwrap();
     let text = open_error(dir.path()).await;
-    for name in ["cut.parquet", "empty.parquet", "text.parquet", "--skip-damaged"] {
+    for name in [
+        "cut.parquet",
+        "empty.parquet",
+        "text.parquet",
+        "--skip-damaged",
+    ] {
         assert!(text.contains(name), "{name} is missing in {text}");
     }
     assert!(!text.contains("good.parquet"), "{text}");
-    let options = Options { skip_damaged: true, ..Options::default() };
+    let options = Options {
+        skip_damaged: true,
+        ..Options::default()
+    };
     let folder = Folder::open(dir.path(), options).await.unwrap();
     assert_eq!(number(&folder, "SELECT count(*) FROM stacks").await, 5);
     assert_eq!(folder.skipped().await.len(), 3);
@@ -79,7 +93,10 @@ async fn damaged_rows_are_traced_to_their_file() {
     let damaged = folder.find_damage().await;
     assert_eq!(damaged.len(), 1);
     assert_eq!(damaged[0].path, path);
-    let options = Options { skip_damaged: true, ..Options::default() };
+    let options = Options {
+        skip_damaged: true,
+        ..Options::default()
+    };
     let folder = Folder::open(dir.path(), options).await.unwrap();
     assert_eq!(number(&folder, "SELECT count(*) FROM stacks").await, 5);
     assert_eq!(folder.skipped().await.len(), 1);
@@ -93,7 +110,10 @@ async fn damaged_rows_of_a_lake_are_traced_to_their_file() {
     let written: Vec<_> = std::fs::read_dir(dir.path().join("stacks"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "parquet"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "parquet")
+        })
         .collect();
     let mut bytes = std::fs::read(&written[0]).unwrap();
     bytes[4..60].fill(0xff);
@@ -102,7 +122,10 @@ async fn damaged_rows_of_a_lake_are_traced_to_their_file() {
     let error = query_error(&folder, "SELECT stack_id, folded FROM stacks").await;
     assert!(error.may_be_damage(), "{error:?}");
     let damaged = folder.find_damage().await;
-    assert_eq!(damaged.iter().map(|file| &file.path).collect::<Vec<_>>(), vec![&written[0]]);
+    assert_eq!(
+        damaged.iter().map(|file| &file.path).collect::<Vec<_>>(),
+        vec![&written[0]]
+    );
 }
 
 #[tokio::test]
@@ -112,9 +135,16 @@ async fn files_with_other_columns_are_refused() {
     seed::write_file(dir.path(), Table::Stacks, "1.parquet", &seed::stacks());
     let events = dir.path().join("alloc_events");
     std::fs::create_dir_all(&events).unwrap();
-    std::fs::copy(dir.path().join("stacks/1.parquet"), events.join("1.parquet")).unwrap();
+    std::fs::copy(
+        dir.path().join("stacks/1.parquet"),
+        events.join("1.parquet"),
+    )
+    .unwrap();
     let text = open_error(dir.path()).await;
-    assert!(text.contains("alloc_events/1.parquet") && text.contains("column \"ts\" is missing"), "{text}");
+    assert!(
+        text.contains("alloc_events/1.parquet") && text.contains("column \"ts\" is missing"),
+        "{text}"
+    );
 }
 
 /// A file from before an optional column was added reads as NULL there.
@@ -124,7 +154,9 @@ async fn files_without_an_optional_column_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let whole = seed::batch(Table::AllocEvents, &seed::alloc_events());
     let lifetime = whole.schema().index_of("lifetime_ns").unwrap();
-    let kept: Vec<usize> = (0..whole.num_columns()).filter(|index| *index != lifetime).collect();
+    let kept: Vec<usize> = (0..whole.num_columns())
+        .filter(|index| *index != lifetime)
+        .collect();
     let older = whole.project(&kept).unwrap();
     let events = dir.path().join("alloc_events");
     std::fs::create_dir_all(&events).unwrap();
@@ -144,13 +176,28 @@ async fn a_delta_table_that_is_not_ours_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let events = dir.path().join("alloc_events");
     std::fs::create_dir_all(&events).unwrap();
-    let delta = DeltaTable::try_from_url(Url::from_directory_path(&events).unwrap()).await.unwrap();
-    delta.write([seed::batch(Table::Stacks, &seed::stacks())]).await.unwrap();
+    let delta = DeltaTable::try_from_url(Url::from_directory_path(&events).unwrap())
+        .await
+        .unwrap();
+    delta
+        .write([seed::batch(Table::Stacks, &seed::stacks())])
+        .await
+        .unwrap();
     let text = open_error(dir.path()).await;
-    assert!(text.contains("alloc_events") && text.contains("column \"ts\" is missing"), "{text}");
-    std::fs::write(events.join("_delta_log/00000000000000000000.json"), "{ not json").unwrap();
+    assert!(
+        text.contains("alloc_events") && text.contains("column \"ts\" is missing"),
+        "{text}"
+    );
+    std::fs::write(
+        events.join("_delta_log/00000000000000000000.json"),
+        "{ not json",
+    )
+    .unwrap();
     let text = open_error(dir.path()).await;
-    assert!(text.contains("failed to open table") && text.contains("alloc_events"), "{text}");
+    assert!(
+        text.contains("failed to open table") && text.contains("alloc_events"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -186,18 +233,29 @@ async fn only_queries_are_answered() {
     for sql in refused {
         let error = query_error(&folder, &sql).await;
         assert!(matches!(error, Error::NotAQuery(_)), "{sql}: {error}");
-        assert!(error.to_string().contains("only queries are"), "{sql}: {error}");
+        assert!(
+            error.to_string().contains("only queries are"),
+            "{sql}: {error}"
+        );
     }
     assert!(!out.exists());
     for sql in ["SELECT 1; SELECT 2", ""] {
-        assert!(matches!(query_error(&folder, sql).await, Error::StatementCount(_)), "{sql:?}");
+        assert!(
+            matches!(query_error(&folder, sql).await, Error::StatementCount(_)),
+            "{sql:?}"
+        );
     }
     // Writing that hides in what looks like a query.
-    for sql in ["SELECT 1 AS x INTO copied FROM stacks", "WITH t AS (SELECT 1) INSERT INTO stacks SELECT * FROM stacks"] {
+    for sql in [
+        "SELECT 1 AS x INTO copied FROM stacks",
+        "WITH t AS (SELECT 1) INSERT INTO stacks SELECT * FROM stacks",
+    ] {
         query_error(&folder, sql).await;
     }
     // Files of the server are no tables.
-    let error = query_error(&folder, "SELECT * FROM '/etc/passwd'").await.to_string();
+    let error = query_error(&folder, "SELECT * FROM '/etc/passwd'")
+        .await
+        .to_string();
     assert!(error.contains("not found"), "{error}");
     assert_eq!(number(&folder, "SELECT count(*) FROM stacks").await, 5);
 }
@@ -221,7 +279,9 @@ async fn all_kinds_of_queries_are_answered() {
     ] {
         let rows = session::query(&session, sql, Limits::default()).await;
         let rows = rows.unwrap_or_else(|error| panic!("{sql}: {error}"));
-        rows.try_collect::<Vec<_>>().await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+        rows.try_collect::<Vec<_>>()
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 }
 
@@ -230,6 +290,11 @@ async fn a_mistyped_column_is_answered_with_a_near_one() {
     let dir = tempfile::tempdir().unwrap();
     seed::write_file(dir.path(), Table::Stacks, "1.parquet", &seed::stacks()[..1]);
     let folder = Folder::open(dir.path(), Options::default()).await.unwrap();
-    let text = query_error(&folder, "SELECT live_byte FROM tetrahedron").await.to_string();
-    assert!(text.contains("live_byte") && text.contains("live_bytes"), "{text}");
+    let text = query_error(&folder, "SELECT live_byte FROM tetrahedron")
+        .await
+        .to_string();
+    assert!(
+        text.contains("live_byte") && text.contains("live_bytes"),
+        "{text}"
+    );
 }

@@ -27,9 +27,17 @@ async fn headers_name_the_columns_of_their_views() {
     let session = describe::empty_session().await.unwrap();
     for view in views::ALL {
         let header = view.header().unwrap();
-        let documented: Vec<String> = header.columns.iter().map(|column| column.name.clone()).collect();
+        let documented: Vec<String> = header
+            .columns
+            .iter()
+            .map(|column| column.name.clone())
+            .collect();
         let schema = session.table_provider(view.name).await.unwrap().schema();
-        let found: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
+        let found: Vec<String> = schema
+            .fields()
+            .iter()
+            .map(|field| field.name().clone())
+            .collect();
         assert_eq!(documented, found, "columns of {}", view.name);
     }
 }
@@ -38,8 +46,14 @@ async fn headers_name_the_columns_of_their_views() {
 async fn the_catalog_describes_views_and_tables() {
     let catalog = Catalog::load().await.unwrap();
     let tetrahedron = catalog.describe("Tetrahedron").unwrap();
-    let line = tetrahedron.lines().find(|line| line.starts_with("peak_live_bytes")).unwrap();
-    assert!(line.contains("BIGINT") && line.contains("bytes") && line.contains("largest live_bytes"), "{line}");
+    let line = tetrahedron
+        .lines()
+        .find(|line| line.starts_with("peak_live_bytes"))
+        .unwrap();
+    assert!(
+        line.contains("BIGINT") && line.contains("bytes") && line.contains("largest live_bytes"),
+        "{line}"
+    );
     let table = catalog.describe("alloc_events").unwrap();
     assert!(table.contains("lifetime_ns") && table.contains("nanoseconds"));
     assert_eq!(catalog.describe("nonesuch"), None);

@@ -44,7 +44,12 @@ use vramscope_wire::{Table, parquet_file};
 pub const START: i64 = 20_786 * 86_400 + 10 * 3_600;
 
 fn at(seconds: i64) -> String {
-    format!("2026-11-29T{:02}:{:02}:{:02}Z", 10 + seconds / 3600, seconds / 60 % 60, seconds % 60)
+    format!(
+        "2026-11-29T{:02}:{:02}:{:02}Z",
+        10 + seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
 }
 
 fn nanoseconds(seconds: i64) -> i64 {
@@ -67,12 +72,22 @@ fn event(host: &str, process: i64, seq: i64, seconds: i64, over: Value) -> Value
 }
 
 fn merge(row: Value, over: Value) -> Value {
-    let (Value::Object(mut row), Value::Object(over)) = (row, over) else { panic!("rows are objects") };
+    let (Value::Object(mut row), Value::Object(over)) = (row, over) else {
+        panic!("rows are objects")
+    };
     row.extend(over);
     Value::Object(row)
 }
 
-fn alloc(host: &str, process: i64, seq: i64, seconds: i64, bytes: i64, stack: i64, over: Value) -> Value {
+fn alloc(
+    host: &str,
+    process: i64,
+    seq: i64,
+    seconds: i64,
+    bytes: i64,
+    stack: i64,
+    over: Value,
+) -> Value {
     let base = json!({
         "op": "alloc", "api": "cuMemAlloc_v2", "memory_kind": "device", "bytes": bytes,
         "requested_bytes": bytes, "address": 0x7000_0000 + seq * 0x1000, "stack_id": stack,
@@ -81,7 +96,15 @@ fn alloc(host: &str, process: i64, seq: i64, seconds: i64, bytes: i64, stack: i6
     event(host, process, seq, seconds, merge(base, over))
 }
 
-fn free(host: &str, process: i64, seq: i64, seconds: i64, of: i64, bytes: i64, over: Value) -> Value {
+fn free(
+    host: &str,
+    process: i64,
+    seq: i64,
+    seconds: i64,
+    of: i64,
+    bytes: i64,
+    over: Value,
+) -> Value {
     let base = json!({
         "op": "free", "api": "cuMemFree_v2", "memory_kind": "device", "bytes": bytes,
         "address": 0x7000_0000 + of * 0x1000, "alloc_seq": of,
@@ -99,45 +122,193 @@ pub fn alloc_events() -> Vec<Value> {
         "implicit": true, "api": "process_exit", "source": "agent", "result": null, "tid": null,
     });
     vec![
-        alloc("alpha", 101, 10, 0, 1000, 11, on_a(json!({"parent_seq": 20}))),
+        alloc(
+            "alpha",
+            101,
+            10,
+            0,
+            1000,
+            11,
+            on_a(json!({"parent_seq": 20})),
+        ),
         alloc("alpha", 101, 20, 0, 1000, 11, on_a(runtime("cudaMalloc"))),
-        alloc("alpha", 101, 30, 10, 500, 12, on_a(json!({
-            "layer": "runtime", "api": "cudaMallocManaged", "memory_kind": "managed"}))),
+        alloc(
+            "alpha",
+            101,
+            30,
+            10,
+            500,
+            12,
+            on_a(json!({
+            "layer": "runtime", "api": "cudaMallocManaged", "memory_kind": "managed"})),
+        ),
         alloc("alpha", 102, 35, 12, 4000, 21, on_a(json!({}))),
-        alloc("alpha", 101, 40, 20, 0, 11, on_a(json!({
-            "requested_bytes": 9999, "result": 2, "counted": false, "parent_seq": 50, "address": null}))),
-        alloc("alpha", 101, 50, 20, 0, 11, on_a(json!({
+        alloc(
+            "alpha",
+            101,
+            40,
+            20,
+            0,
+            11,
+            on_a(json!({
+            "requested_bytes": 9999, "result": 2, "counted": false, "parent_seq": 50, "address": null})),
+        ),
+        alloc(
+            "alpha",
+            101,
+            50,
+            20,
+            0,
+            11,
+            on_a(json!({
             "requested_bytes": 9999, "result": 2, "counted": false, "address": null,
-            "layer": "runtime", "api": "cudaMalloc"}))),
-        free("alpha", 101, 60, 30, 10, 1000, on_a(json!({"parent_seq": 70, "alloc_stack_id": 11}))),
-        free("alpha", 101, 70, 30, 10, 1000, on_a(merge(runtime("cudaFree"), json!({"alloc_stack_id": 11})))),
+            "layer": "runtime", "api": "cudaMalloc"})),
+        ),
+        free(
+            "alpha",
+            101,
+            60,
+            30,
+            10,
+            1000,
+            on_a(json!({"parent_seq": 70, "alloc_stack_id": 11})),
+        ),
+        free(
+            "alpha",
+            101,
+            70,
+            30,
+            10,
+            1000,
+            on_a(merge(runtime("cudaFree"), json!({"alloc_stack_id": 11}))),
+        ),
         alloc("alpha", 102, 65, 32, 600, 21, on_a(json!({}))),
         alloc("alpha", 102, 66, 33, 7000, 21, on_b(json!({}))),
         alloc("alpha", 101, 80, 40, 3000, 11, on_a(json!({}))),
-        free("alpha", 102, 85, 45, 65, 600, on_a(json!({"alloc_stack_id": 21}))),
-        alloc("alpha", 101, 90, 50, 800, 13, on_a(json!({
-            "api": "cuMemHostAlloc", "memory_kind": "pinned_host"}))),
-        free("alpha", 102, 95, 59, 35, 4000, on_a(merge(exit.clone(), json!({"alloc_stack_id": 21})))),
-        free("alpha", 102, 96, 59, 66, 7000, on_b(merge(exit.clone(), json!({"alloc_stack_id": 21})))),
-        event("alpha", 101, 100, 60, json!({
+        free(
+            "alpha",
+            102,
+            85,
+            45,
+            65,
+            600,
+            on_a(json!({"alloc_stack_id": 21})),
+        ),
+        alloc(
+            "alpha",
+            101,
+            90,
+            50,
+            800,
+            13,
+            on_a(json!({
+            "api": "cuMemHostAlloc", "memory_kind": "pinned_host"})),
+        ),
+        free(
+            "alpha",
+            102,
+            95,
+            59,
+            35,
+            4000,
+            on_a(merge(exit.clone(), json!({"alloc_stack_id": 21}))),
+        ),
+        free(
+            "alpha",
+            102,
+            96,
+            59,
+            66,
+            7000,
+            on_b(merge(exit.clone(), json!({"alloc_stack_id": 21}))),
+        ),
+        event(
+            "alpha",
+            101,
+            100,
+            60,
+            json!({
             "op": "free", "api": "cudaFree", "layer": "runtime", "result": 1, "bytes": 0,
-            "counted": false, "address": 0x1234})),
-        alloc("alpha", 101, 110, 70, 0, 11, on_a(json!({
+            "counted": false, "address": 0x1234}),
+        ),
+        alloc(
+            "alpha",
+            101,
+            110,
+            70,
+            0,
+            11,
+            on_a(json!({
             "requested_bytes": 5, "result": 2, "counted": false, "address": null,
-            "layer": "runtime", "api": "cudaMalloc"}))),
-        alloc("alpha", 101, 120, 80, 1 << 20, 11, on_a(json!({
-            "op": "reserve", "api": "cuMemAddressReserve", "memory_kind": "vmm_virtual", "counted": false}))),
-        alloc("alpha", 101, 130, 90, 2048, 11, on_a(json!({
-            "api": "cuMemCreate", "memory_kind": "vmm_physical"}))),
-        event("alpha", 101, 140, 95, json!({
-            "op": "free", "api": "cuMemFree_v2", "counted": false, "address": 0x9999})),
-        free("alpha", 101, 145, 96, 80, 0, on_a(json!({"result": 700, "counted": false, "alloc_stack_id": 11}))),
-        free("alpha", 101, 150, 110, 130, 2048, on_a(json!({
-            "api": "cuMemRelease", "memory_kind": "vmm_physical", "alloc_stack_id": 11}))),
+            "layer": "runtime", "api": "cudaMalloc"})),
+        ),
+        alloc(
+            "alpha",
+            101,
+            120,
+            80,
+            1 << 20,
+            11,
+            on_a(json!({
+            "op": "reserve", "api": "cuMemAddressReserve", "memory_kind": "vmm_virtual", "counted": false})),
+        ),
+        alloc(
+            "alpha",
+            101,
+            130,
+            90,
+            2048,
+            11,
+            on_a(json!({
+            "api": "cuMemCreate", "memory_kind": "vmm_physical"})),
+        ),
+        event(
+            "alpha",
+            101,
+            140,
+            95,
+            json!({
+            "op": "free", "api": "cuMemFree_v2", "counted": false, "address": 0x9999}),
+        ),
+        free(
+            "alpha",
+            101,
+            145,
+            96,
+            80,
+            0,
+            on_a(json!({"result": 700, "counted": false, "alloc_stack_id": 11})),
+        ),
+        free(
+            "alpha",
+            101,
+            150,
+            110,
+            130,
+            2048,
+            on_a(json!({
+            "api": "cuMemRelease", "memory_kind": "vmm_physical", "alloc_stack_id": 11})),
+        ),
         alloc("beta", 201, 10, 0, 5000, 11, on_c(json!({}))),
         alloc("beta", 201, 20, 10, 100, 11, on_c(json!({}))),
-        free("beta", 201, 30, 20, 20, 100, on_c(json!({"alloc_stack_id": 11}))),
-        alloc("beta", 202, 40, 30, 64, 0, json!({"stack_id": null, "stack_quality": "none", "device": 3})),
+        free(
+            "beta",
+            201,
+            30,
+            20,
+            20,
+            100,
+            on_c(json!({"alloc_stack_id": 11})),
+        ),
+        alloc(
+            "beta",
+            202,
+            40,
+            30,
+            64,
+            0,
+            json!({"stack_id": null, "stack_quality": "none", "device": 3}),
+        ),
     ]
 }
 
@@ -177,12 +348,26 @@ pub fn processes() -> Vec<Value> {
     vec![
         // An older state of 101, before its pod was known.
         process("alpha", 101, 1001, 1, 3, json!({"coverage": [missing]})),
-        process("alpha", 101, 1001, 5, 4, json!({
+        process(
+            "alpha",
+            101,
+            1001,
+            5,
+            4,
+            json!({
             "exe": "/usr/bin/trainer", "pod": "trainer-0", "namespace": "ml",
-            "started": "2026-11-29T09:59:50Z", "coverage": [hooked, missing]})),
-        process("alpha", 102, 1002, 59, 4, json!({
+            "started": "2026-11-29T09:59:50Z", "coverage": [hooked, missing]}),
+        ),
+        process(
+            "alpha",
+            102,
+            1002,
+            59,
+            4,
+            json!({
             "exe": "/usr/bin/server", "pod": "server-0", "namespace": "ml",
-            "started": at(5), "ended": at(59)})),
+            "started": at(5), "ended": at(59)}),
+        ),
         process("beta", 201, 1001, 1, 3, json!({"exe": "/usr/bin/trainer"})),
         process("beta", 202, 1002, 1, 3, json!({"exe": "/usr/bin/other"})),
     ]
@@ -197,23 +382,59 @@ pub fn devices() -> Vec<Value> {
         merge(row, over)
     };
     vec![
-        sample("alpha", "GPU-A", 0, 50, json!({"total_bytes": 10000, "used_bytes": 1, "free_bytes": 9999})),
+        sample(
+            "alpha",
+            "GPU-A",
+            0,
+            50,
+            json!({"total_bytes": 10000, "used_bytes": 1, "free_bytes": 9999}),
+        ),
         // At second 100 the 2048 bytes of seq 130 are still live.
-        sample("alpha", "GPU-A", 0, 100, json!({
+        sample(
+            "alpha",
+            "GPU-A",
+            0,
+            100,
+            json!({
             "total_bytes": 10000, "used_bytes": 9000, "free_bytes": 1000, "numa_node": 0,
             "processes": [
                 {"pid": 1001, "process_id": 101, "used_bytes": 6000},
                 {"pid": 555, "process_id": null, "used_bytes": 3000},
-            ]})),
-        sample("alpha", "GPU-B", 1, 100, json!({"total_bytes": 20000, "used_bytes": 100, "free_bytes": 19900})),
-        sample("beta", "GPU-C", 0, 100, json!({
-            "processes": [{"pid": 1001, "process_id": 201, "used_bytes": null}]})),
-        sample("beta", "GPU-D", 1, 100, json!({"total_bytes": 8000, "used_bytes": 10, "free_bytes": 7990})),
+            ]}),
+        ),
+        sample(
+            "alpha",
+            "GPU-B",
+            1,
+            100,
+            json!({"total_bytes": 20000, "used_bytes": 100, "free_bytes": 19900}),
+        ),
+        sample(
+            "beta",
+            "GPU-C",
+            0,
+            100,
+            json!({
+            "processes": [{"pid": 1001, "process_id": 201, "used_bytes": null}]}),
+        ),
+        sample(
+            "beta",
+            "GPU-D",
+            1,
+            100,
+            json!({"total_bytes": 8000, "used_bytes": 10, "free_bytes": 7990}),
+        ),
     ]
 }
 
 pub fn host_buffers() -> Vec<Value> {
-    let buffer = |host: &str, process: i64, seq: i64, seconds: i64, bytes: i64, pages: Value, over: Value| {
+    let buffer = |host: &str,
+                  process: i64,
+                  seq: i64,
+                  seconds: i64,
+                  bytes: i64,
+                  pages: Value,
+                  over: Value| {
         let row = json!({
             "ts": at(seconds), "ts_ns": nanoseconds(seconds), "host": host, "process_id": process,
             "pid": 1001, "seq": seq, "address": seq * 4096, "bytes": bytes, "memory_kind": "pinned_host",
@@ -225,14 +446,46 @@ pub fn host_buffers() -> Vec<Value> {
     let node_0 = json!({"gpu_node": 0});
     vec![
         // Measured twice: the newer one counts, 600 bytes on node 0 and 200 on node 1.
-        buffer("alpha", 101, 90, 51, 800, json!([{"node": 1, "pages": 8}]), node_0.clone()),
-        buffer("alpha", 101, 90, 52, 800, json!([{"node": 0, "pages": 6}, {"node": 1, "pages": 2}]), node_0.clone()),
+        buffer(
+            "alpha",
+            101,
+            90,
+            51,
+            800,
+            json!([{"node": 1, "pages": 8}]),
+            node_0.clone(),
+        ),
+        buffer(
+            "alpha",
+            101,
+            90,
+            52,
+            800,
+            json!([{"node": 0, "pages": 6}, {"node": 1, "pages": 2}]),
+            node_0.clone(),
+        ),
         // Half of it is not resident.
-        buffer("alpha", 101, 91, 53, 1000, json!([{"node": null, "pages": 5}, {"node": 0, "pages": 5}]), node_0.clone()),
+        buffer(
+            "alpha",
+            101,
+            91,
+            53,
+            1000,
+            json!([{"node": null, "pages": 5}, {"node": 0, "pages": 5}]),
+            node_0.clone(),
+        ),
         // Nothing could be asked for.
         buffer("alpha", 101, 92, 54, 300, json!([]), node_0),
         // The platform does not say where the card is.
-        buffer("beta", 201, 90, 55, 400, json!([{"node": 0, "pages": 4}]), json!({"gpu_uuid": "GPU-C"})),
+        buffer(
+            "beta",
+            201,
+            90,
+            55,
+            400,
+            json!([{"node": 0, "pages": 4}]),
+            json!({"gpu_uuid": "GPU-C"}),
+        ),
     ]
 }
 
@@ -246,18 +499,30 @@ pub fn agent_windows() -> Vec<Value> {
     };
     vec![
         window(0, 60, 15, 0, json!([])),
-        window(60, 120, 9, 3, json!([{"cause": "ring_full", "count": 2}, {"cause": "map_full", "count": 1},
-            {"cause": "read_fault", "count": 0}])),
+        window(
+            60,
+            120,
+            9,
+            3,
+            json!([{"cause": "ring_full", "count": 2}, {"cause": "map_full", "count": 1},
+            {"cause": "read_fault", "count": 0}]),
+        ),
         window(300, 360, 0, 0, json!([])),
     ]
 }
 
 /// The rows of a table as one batch of the wire's schema.
 pub fn batch(table: Table, rows: &[Value]) -> RecordBatch {
-    let mut decoder = ReaderBuilder::new(table.schema()).with_strict_mode(true).build_decoder().unwrap();
+    let mut decoder = ReaderBuilder::new(table.schema())
+        .with_strict_mode(true)
+        .build_decoder()
+        .unwrap();
     let rows: Vec<&Map<String, Value>> = rows.iter().map(|row| row.as_object().unwrap()).collect();
     decoder.serialize(&rows).unwrap();
-    decoder.flush().unwrap().unwrap_or_else(|| RecordBatch::new_empty(table.schema()))
+    decoder
+        .flush()
+        .unwrap()
+        .unwrap_or_else(|| RecordBatch::new_empty(table.schema()))
 }
 
 fn rows(table: Table) -> Vec<Value> {
@@ -293,10 +558,14 @@ pub fn write_trace(dir: &Path) {
 pub async fn append_to_lake(dir: &Path, table: Table, rows: &[Value]) {
     let dir = dir.join(table.name());
     std::fs::create_dir_all(&dir).unwrap();
-    let delta = DeltaTable::try_from_url(Url::from_directory_path(&dir).unwrap()).await.unwrap();
+    let delta = DeltaTable::try_from_url(Url::from_directory_path(&dir).unwrap())
+        .await
+        .unwrap();
     let rows = batch(table, rows);
     let write = if table.partitioned_by_time() {
-        delta.write([with_partitions(rows)]).with_partition_columns(["date", "hour"])
+        delta
+            .write([with_partitions(rows)])
+            .with_partition_columns(["date", "hour"])
     } else {
         delta.write([rows])
     };
@@ -304,7 +573,10 @@ pub async fn append_to_lake(dir: &Path, table: Table, rows: &[Value]) {
 }
 
 fn with_partitions(rows: RecordBatch) -> RecordBatch {
-    let micros = rows.column_by_name("ts").unwrap().as_primitive::<TimestampMicrosecondType>();
+    let micros = rows
+        .column_by_name("ts")
+        .unwrap()
+        .as_primitive::<TimestampMicrosecondType>();
     let seconds = || micros.values().iter().map(|us| us / 1_000_000);
     let date = Date32Array::from_iter_values(seconds().map(|s| (s / 86_400) as i32));
     let hour = Int32Array::from_iter_values(seconds().map(|s| (s % 86_400 / 3_600) as i32));

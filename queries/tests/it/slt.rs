@@ -28,9 +28,17 @@ impl AsyncDB for Database {
     async fn run(&mut self, sql: &str) -> Result<DBOutput<DefaultColumnType>, Error> {
         let session = self.folder.session().await?;
         let stream = session::query(&session, sql, Limits::default()).await?;
-        let types = stream.schema().fields().iter().map(|f| column_type(f.data_type())).collect();
+        let types = stream
+            .schema()
+            .fields()
+            .iter()
+            .map(|f| column_type(f.data_type()))
+            .collect();
         let batches: Vec<RecordBatch> = stream.try_collect().await?;
-        Ok(DBOutput::Rows { types, rows: batches.iter().flat_map(text_rows).collect() })
+        Ok(DBOutput::Rows {
+            types,
+            rows: batches.iter().flat_map(text_rows).collect(),
+        })
     }
 
     async fn shutdown(&mut self) {}
@@ -50,13 +58,18 @@ fn column_type(data_type: &DataType) -> DefaultColumnType {
 
 fn text_rows(batch: &RecordBatch) -> Vec<Vec<String>> {
     let options = FormatOptions::default().with_null("NULL");
-    let columns: Vec<ArrayFormatter> =
-        batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap()).collect();
+    let columns: Vec<ArrayFormatter> = batch
+        .columns()
+        .iter()
+        .map(|column| ArrayFormatter::try_new(column, &options).unwrap())
+        .collect();
     let cell = |column: &ArrayFormatter, row: usize| match column.value(row).to_string() {
         text if text.is_empty() => "(empty)".to_string(),
         text => text.replace(' ', "_"),
     };
-    (0..batch.num_rows()).map(|row| columns.iter().map(|column| cell(column, row)).collect()).collect()
+    (0..batch.num_rows())
+        .map(|row| columns.iter().map(|column| cell(column, row)).collect())
+        .collect()
 }
 
 fn scripts() -> Vec<PathBuf> {
@@ -74,7 +87,9 @@ async fn run_all(dir: &Path) {
     let folder = Arc::new(Folder::open(dir, Options::default()).await.unwrap());
     let mut failures = Vec::new();
     for script in scripts() {
-        let database = Database { folder: Arc::clone(&folder) };
+        let database = Database {
+            folder: Arc::clone(&folder),
+        };
         let mut runner = Runner::new(|| {
             let database = database.clone();
             async move { Ok(database) }
@@ -102,9 +117,15 @@ async fn views_answer_as_calculated_over_a_lake() {
 
 #[test]
 fn every_view_has_a_script() {
-    let names: Vec<String> =
-        scripts().iter().map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+    let names: Vec<String> = scripts()
+        .iter()
+        .map(|path| path.file_stem().unwrap().to_string_lossy().into_owned())
+        .collect();
     for view in views::ALL {
-        assert!(names.iter().any(|name| name == view.name), "sql/{}.slt is missing", view.name);
+        assert!(
+            names.iter().any(|name| name == view.name),
+            "sql/{}.slt is missing",
+            view.name
+        );
     }
 }
