@@ -2,10 +2,20 @@
 //! keeps the books, and ships what it saw to a collector.
 //!
 //! One event's way through the modules: [`probes`] → [`ledger`] → [`stacks`] → [`spool`] →
-//! [`ship`]; [`host`] answers questions about processes and cards on the way; [`engine`] is the
-//! loop that moves events along.
+//! [`ship`]; [`host`] answers questions about processes and cards on the way, [`engine`] is the
+//! loop that moves events along, and [`output`] is where a flush becomes durable. [`serve`] and
+//! [`trace`] are the two ways to run it.
 
+pub mod config;
+pub mod engine;
 pub mod host;
 pub mod ledger;
+pub mod output;
 pub mod probes;
+pub mod serve;
+pub mod ship;
 pub mod spool;
+pub mod stacks;
+pub mod status;
+pub mod summary;
+pub mod trace;

@@ -33,6 +33,8 @@ pub struct Allocation {
     pub layer_is_driver: bool,
     pub counted: bool,
     pub stack_id: Option<i64>,
+    /// Context it was allocated in, if known.
+    pub context: Option<u64>,
 }
 
 /// Addresses of different kinds are different books: a registered range may lie where pinned
@@ -177,7 +179,8 @@ impl Ledger {
                 }
                 Vec::new()
             }
-            Effect::SetContext | Effect::SetDevice | Effect::ForgetContext => Vec::new(),
+            Effect::EndContext if call.result == 0 => self.end_context(call, clock),
+            Effect::EndContext | Effect::SetContext | Effect::SetDevice | Effect::ForgetContext => Vec::new(),
         }
     }
 
@@ -220,6 +223,7 @@ impl Ledger {
             layer_is_driver: call.hook().layer == Layer::Driver,
             counted: true,
             stack_id: stack.id,
+            context: ordered.context,
         };
         let mut rows = Vec::with_capacity(2);
         // Memory cannot be given out twice: the free of what was here has not been seen.
@@ -282,6 +286,30 @@ impl Ledger {
             }
         }
         row
+    }
+
+    /// A context is gone, and what was allocated in it. Registered memory is the program's own.
+    fn end_context(&mut self, call: &TracedCall, clock: &WallClock) -> Vec<AllocRow> {
+        let context = call.args[0];
+        let Some(process) = self.processes.get_mut(&call.tgid) else { return Vec::new() };
+        process.last_seq = process.last_seq.max(call.seq);
+        let mut ended: Vec<(Key, Allocation)> = process
+            .live
+            .iter()
+            .filter(|((kind, _), allocation)| {
+                allocation.context == Some(context) && allocation.seq < call.seq && *kind != MemoryKind::RegisteredHost
+            })
+            .map(|(key, allocation)| (*key, allocation.clone()))
+            .collect();
+        ended.sort_unstable_by_key(|(_, allocation)| allocation.seq);
+        let mut rows = Vec::with_capacity(ended.len());
+        for (key, allocation) in ended {
+            process.live.remove(&key);
+            self.changes.push(Change::Gone { pid: call.tgid, key });
+            let api = call.hook().symbol;
+            rows.push(implicit_free(process, key, &allocation, api, call.seq, call.effect_ns(), clock));
+        }
+        rows
     }
 
     /// A process is going: its memory is gone once its last thread is.

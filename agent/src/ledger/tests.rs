@@ -134,6 +134,22 @@ fn an_exit_frees_what_lives() {
     assert!(ledger.end(4_000_000, 0, 0, &WallClock::new()).is_none());
 }
 
+#[test]
+fn a_context_takes_its_memory_along() {
+    let mut ledger = Ledger::new(host());
+    let mut inside = call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0);
+    inside.context = Some(0xc0);
+    let mut outside = call("cuMemAlloc_v2", 2, [0, 16], Some(0x2000), 0);
+    outside.context = Some(0xc1);
+    apply(&mut ledger, &inside, false);
+    apply(&mut ledger, &outside, false);
+    assert!(apply(&mut ledger, &call("cuCtxDestroy_v2", 3, [0xc0, 0], None, 1), false).is_empty());
+    let rows = apply(&mut ledger, &call("cuCtxDestroy_v2", 4, [0xc0, 0], None, 0), false);
+    let summary: Vec<_> = rows.iter().map(|r| (r.api, r.bytes, r.implicit, r.alloc_seq)).collect();
+    assert_eq!(summary, [("cuCtxDestroy_v2", Some(8), true, Some(1))]);
+    assert_eq!(live(&ledger), (16, 1));
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Alloc { slot: u64, bytes: u64, fails: bool },

@@ -75,6 +75,8 @@ pub enum Effect {
     Free { kind: MemoryKind, address_arg: u8 },
     /// Tells that the context written through `out` lives on the device in `device_arg`.
     ContextOfDevice { out: u8, device_arg: u8, becomes_current: bool },
+    /// Ends the context in the first argument, and with it the memory allocated in it.
+    EndContext,
     /// Makes the context in the first argument current. Kept in the kernel, no record.
     SetContext,
     /// Chooses the device in the first argument. Kept in the kernel, no record.
@@ -97,7 +99,9 @@ impl Hook {
     pub const fn cookie(&self, index: u16) -> u64 {
         let (out_arg, action) = match self.effect {
             Effect::Alloc { address: Address::Out(arg), .. } => (arg, Action::Record),
-            Effect::Alloc { address: Address::Arg(_), .. } | Effect::Free { .. } => (NO_ARG, Action::Record),
+            Effect::Alloc { address: Address::Arg(_), .. } | Effect::Free { .. } | Effect::EndContext => {
+                (NO_ARG, Action::Record)
+            }
             Effect::ContextOfDevice { out, becomes_current: true, .. } => (out, Action::RecordContext),
             Effect::ContextOfDevice { out, becomes_current: false, .. } => (out, Action::Record),
             Effect::SetContext => (NO_ARG, Action::SetContext),
@@ -108,7 +112,7 @@ impl Hook {
             hook: index,
             out_arg,
             action,
-            seq_at_entry: matches!(self.effect, Effect::Free { .. }),
+            seq_at_entry: matches!(self.effect, Effect::Free { .. } | Effect::EndContext),
             stack: matches!(self.effect, Effect::Alloc { .. } | Effect::Free { .. }),
         }
         .pack()
@@ -149,6 +153,7 @@ pub const HOOKS: &[Hook] = &[
     // Which device a call is for.
     state("cuDevicePrimaryCtxRetain", Driver, Effect::ContextOfDevice { out: 0, device_arg: 1, becomes_current: false }),
     state("cuCtxCreate_v2", Driver, Effect::ContextOfDevice { out: 0, device_arg: 2, becomes_current: true }),
+    state("cuCtxDestroy_v2", Driver, Effect::EndContext),
     state("cuCtxSetCurrent", Driver, Effect::SetContext),
     state("cuCtxPushCurrent_v2", Driver, Effect::SetContext),
     state("cuCtxPopCurrent_v2", Driver, Effect::ForgetContext),
@@ -174,7 +179,8 @@ mod tests {
             let cookie = Cookie::unpack(hook.cookie(index as u16));
             assert_eq!(cookie.hook as usize, index);
             assert!(cookie.out_arg == NO_ARG || cookie.out_arg < 4);
-            assert_eq!(cookie.seq_at_entry, hook.symbol.contains("Free") || hook.symbol.contains("Unregister"));
+            let ends = ["Free", "Unregister", "Destroy"].iter().any(|verb| hook.symbol.contains(verb));
+            assert_eq!(cookie.seq_at_entry, ends);
         }
     }
 }

@@ -7,7 +7,7 @@ use vramscope_ebpf_abi::{
     KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Process, STACK_FRAMES,
 };
 
-use super::hooks::{HOOKS, Hook};
+use super::hooks::{Effect, HOOKS, Hook};
 
 /// One finished call, whatever source saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ impl TracedCall {
     /// When the call took effect, CLOCK_MONOTONIC nanoseconds.
     pub fn effect_ns(&self) -> u64 {
         match self.hook().effect {
-            super::hooks::Effect::Free { .. } => self.enter_ns,
+            Effect::Free { .. } | Effect::EndContext => self.enter_ns,
             _ => self.exit_ns,
         }
     }

@@ -46,11 +46,13 @@ pub fn write_spool_file(folder: &Path, table: Table, rows: &Rows, origin: Origin
 }
 
 /// Writes the rows of one table as one file of a trace: `FOLDER/alloc_events/0000000042.parquet`.
-pub fn write_trace_file(folder: &Path, table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<()> {
+pub fn write_trace_file(folder: &Path, table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<PathBuf> {
     let folder = folder.join(table.name());
     fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
-    write(&folder.join(format!("{:010}{SUFFIX}", origin.batch_seq)), table, rows, origin)?;
-    sync_folder(&folder)
+    let path = folder.join(format!("{:010}{SUFFIX}", origin.batch_seq));
+    write(&path, table, rows, origin)?;
+    sync_folder(&folder)?;
+    Ok(path)
 }
 
 fn write(path: &Path, table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<()> {

@@ -1,0 +1,242 @@
+//! The agent's configuration: one TOML file, every key also as a flag and as an environment
+//! variable (`VRAMSCOPE_` and the key in capitals). Flags win over the environment, which wins
+//! over the file, which wins over the defaults.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+/// A span of time as people write it: `500ms`, `10s`, `2min`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+impl std::str::FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let hint = || format!("{text:?} is not a span of time: write a whole number and ms, s, min or h, as in 500ms");
+        let number: u64 = number.parse().map_err(|_| hint())?;
+        let millis = match unit.trim() {
+            "ms" => 1,
+            "s" => 1000,
+            "min" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(hint()),
+        };
+        let millis = number.checked_mul(millis).filter(|m| *m > 0).ok_or_else(hint)?;
+        Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+impl std::fmt::Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0.as_millis() {
+            ms if ms % 1000 == 0 => write!(f, "{}s", ms / 1000),
+            ms => write!(f, "{ms}ms"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// How a value is printed as TOML.
+trait ToToml {
+    fn to_toml(&self) -> String;
+}
+
+impl ToToml for Span {
+    fn to_toml(&self) -> String {
+        format!("\"{self}\"")
+    }
+}
+
+impl ToToml for bool {
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl ToToml for String {
+    fn to_toml(&self) -> String {
+        toml::Value::String(self.clone()).to_string()
+    }
+}
+
+impl ToToml for PathBuf {
+    fn to_toml(&self) -> String {
+        self.to_string_lossy().into_owned().to_toml()
+    }
+}
+
+impl ToToml for Vec<PathBuf> {
+    fn to_toml(&self) -> String {
+        let items: Vec<_> = self.iter().map(ToToml::to_toml).collect();
+        format!("[{}]", items.join(", "))
+    }
+}
+
+/// One list of keys makes the configuration, the file's form, the flags and the printed form.
+macro_rules! configuration {
+    ($( $(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr, $env:literal $(, $extra:ident)? ; )+
+     optional: $( $(#[doc = $odoc:literal])+ $oname:ident: $okind:ty, $oenv:literal ; )+) => {
+        /// The effective configuration.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Config {
+            $( $(#[doc = $doc])+ pub $name: $kind, )+
+            $( $(#[doc = $odoc])+ pub $oname: Option<$okind>, )+
+        }
+
+        /// What a file, the environment or flags set.
+        #[derive(Debug, Clone, Default, Deserialize, clap::Args)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct Settings {
+            $( $(#[doc = $doc])+ #[arg(long, env = $env, global = true $(, $extra = ',')?)] pub $name: Option<$kind>, )+
+            $( $(#[doc = $odoc])+ #[arg(long, env = $oenv, global = true)] pub $oname: Option<$okind>, )+
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $( $name: $default, )+ $( $oname: None, )+ }
+            }
+        }
+
+        impl Config {
+            fn set(&mut self, settings: Settings) {
+                $( if let Some(value) = settings.$name { self.$name = value; } )+
+                $( if settings.$oname.is_some() { self.$oname = settings.$oname; } )+
+            }
+
+            /// The configuration as a file that sets it, each key with its meaning.
+            pub fn to_toml(&self) -> String {
+                let mut text = String::from("# Effective configuration of vramscope-agent.\n");
+                $( write_key(&mut text, &[$($doc),+], stringify!($name), $env, Some(self.$name.to_toml())); )+
+                $( write_key(&mut text, &[$($odoc),+], stringify!($oname), $oenv, self.$oname.as_ref().map(ToToml::to_toml)); )+
+                text
+            }
+        }
+    };
+}
+
+configuration! {
+    /// Folder for events that were not acknowledged yet, and for the agent's own state.
+    spool: PathBuf = "/var/lib/vramscope/spool".into(), "VRAMSCOPE_SPOOL";
+    /// Where the probes are kept in the kernel while no agent runs; on a BPF file system.
+    pin_path: PathBuf = "/sys/fs/bpf/vramscope".into(), "VRAMSCOPE_PIN_PATH";
+    /// Library files to hook before any process maps them, besides those found in the usual
+    /// folders. As a flag: a comma between them.
+    libraries: Vec<PathBuf> = Vec::new(), "VRAMSCOPE_LIBRARIES", value_delimiter;
+    /// How often events are written to the spool, durably. What lies between two writes stays in
+    /// the kernel's ring and survives a kill.
+    flush_interval: Span = Span(Duration::from_secs(1)), "VRAMSCOPE_FLUSH_INTERVAL";
+    /// How often all processes are searched for CUDA libraries; new programs are looked at at once.
+    scan_interval: Span = Span(Duration::from_secs(2)), "VRAMSCOPE_SCAN_INTERVAL";
+    /// How often NVML is asked for the state of the cards.
+    sample_interval: Span = Span(Duration::from_secs(10)), "VRAMSCOPE_SAMPLE_INTERVAL";
+    /// Length of the windows in which events and losses are counted.
+    window: Span = Span(Duration::from_secs(60)), "VRAMSCOPE_WINDOW";
+    /// How long an event waits for an earlier one that is under way, such as a free that the
+    /// driver takes long over.
+    hold: Span = Span(Duration::from_millis(200)), "VRAMSCOPE_HOLD";
+    /// Read debug information for files and lines; takes seconds for large libraries.
+    debug_symbols: bool = false, "VRAMSCOPE_DEBUG_SYMBOLS";
+    /// Folder to read PCI devices' NUMA nodes from.
+    sysfs: PathBuf = "/sys".into(), "VRAMSCOPE_SYSFS";
+    optional:
+    /// Where the collector listens, as in http://127.0.0.1:7717. Without it events stay in the
+    /// spool.
+    collector: String, "VRAMSCOPE_COLLECTOR";
+    /// Host name in all rows; the kernel's if not set.
+    host: String, "VRAMSCOPE_HOST";
+    /// NVML library to open; the loader finds libnvidia-ml.so.1 if not set.
+    nvml_library: PathBuf, "VRAMSCOPE_NVML_LIBRARY";
+}
+
+fn write_key(text: &mut String, doc: &[&str], name: &str, env: &str, value: Option<String>) {
+    text.push('\n');
+    for line in doc {
+        let _ = writeln!(text, "#{line}");
+    }
+    let flag = name.replace('_', "-");
+    let _ = writeln!(text, "# Flag --{flag}, environment {env}.");
+    let _ = match value {
+        Some(value) => writeln!(text, "{name} = {value}"),
+        None => writeln!(text, "# {name} is not set"),
+    };
+}
+
+impl Config {
+    /// Defaults, then the file, then flags and environment.
+    pub fn load(file: Option<&Path>, settings: Settings) -> anyhow::Result<Self> {
+        let mut config = Self::default();
+        if let Some(path) = file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("failed to read configuration {}", path.display()))?;
+            let from_file = toml::from_str(&text).with_context(|| format!("in configuration {}", path.display()))?;
+            config.set(from_file);
+        }
+        config.set(settings);
+        if let Some(url) = &config.collector
+            && !url.starts_with("http://127.0.0.1:")
+            && !url.starts_with("http://localhost:")
+            && !url.starts_with("http://[::1]:")
+        {
+            bail!("collector {url:?} is not on loopback: events would travel unencrypted; run the collector on this host, or forward a port to it (ssh -L)");
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_printed_configuration_sets_itself() {
+        let config = Config {
+            libraries: vec!["/opt/my \"cuda\"/libcuda.so.1".into()],
+            hold: Span(Duration::from_millis(1500)),
+            collector: Some("http://127.0.0.1:7717".into()),
+            ..Config::default()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.toml");
+        std::fs::write(&path, config.to_toml()).unwrap();
+        assert_eq!(Config::load(Some(&path), Settings::default()).unwrap(), config);
+    }
+
+    #[test]
+    fn slips_name_the_key_and_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.toml");
+        for (text, part) in [
+            ("spoool = \"/x\"", "unknown field `spoool`"),
+            ("window = \"5 parsecs\"", "not a span of time"),
+            ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = format!("{:#}", Config::load(Some(&path), Settings::default()).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+        let error = format!("{:#}", Config::load(Some(Path::new("/nonexistent.toml")), Settings::default()).unwrap_err());
+        assert!(error.contains("/nonexistent.toml"), "{error}");
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.toml");
+        std::fs::write(&path, "host = \"file\"\nwindow = \"5s\"").unwrap();
+        let settings = Settings { host: Some("flag".into()), ..Settings::default() };
+        let config = Config::load(Some(&path), settings).unwrap();
+        assert_eq!((config.host.as_deref(), config.window), (Some("flag"), Span(Duration::from_secs(5))));
+    }
+}

@@ -1,0 +1,488 @@
+//! The loop that moves events along: ring → order → stacks and ledger → rows → output.
+//!
+//! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
+//! sending) runs on threads of its own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use tracing::{error, warn};
+use vramscope_ebpf_abi::Loss;
+
+use crate::config::Config;
+use crate::host::clock::{self, WallClock};
+use crate::host::discovery::Discovery;
+use crate::host::gpu::{self, Card, Sampler};
+use crate::host::identity::Host;
+use crate::host::{numa, procfs};
+use crate::ledger::{Change, Ledger, Process};
+use crate::output::{Checkpoint, Output};
+use crate::probes::bpf::Channel;
+use crate::probes::hooks::MemoryKind;
+use crate::probes::order::{Ordered, Orderer, Waiting};
+use crate::probes::{Event, TracedCall, record};
+use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, WindowRow};
+use crate::stacks::Stacks;
+
+/// Records taken from the ring before the rest of the loop has its turn.
+const RECORDS_PER_TURN: usize = 16_384;
+/// Rows that wait at most before they are written, whatever the interval.
+const ROWS_PER_FLUSH: usize = 50_000;
+/// How often processes are checked for having ended.
+const SWEEP: Duration = Duration::from_millis(50);
+/// How long the loop sleeps when the ring is empty.
+const IDLE: Duration = Duration::from_millis(10);
+
+/// Events counted and losses seen, by name.
+#[derive(Debug, Clone, Default)]
+pub struct Totals {
+    pub events: u64,
+    pub lost: BTreeMap<&'static str, u64>,
+}
+
+/// Decides which processes' events are wanted.
+pub type Filter = Box<dyn FnMut(u32) -> bool + Send>;
+/// Sees every row of `alloc_events` on its way out.
+pub type Observer = Box<dyn FnMut(&AllocRow) + Send>;
+
+/// See the module's text.
+pub struct Engine {
+    host: Host,
+    config: Config,
+    clock: WallClock,
+    channel: Channel,
+    discovery: Discovery,
+    sampler: Sampler,
+    cards: Vec<Card>,
+    orderer: Orderer,
+    ledger: Ledger,
+    stacks: Stacks,
+    rows: Rows,
+    output: Box<dyn Output>,
+    filter: Option<Filter>,
+    observer: Option<Observer>,
+    /// How many hooks a process's last row told of.
+    reported_coverage: HashMap<u32, usize>,
+    window: Window,
+    totals: Totals,
+    lost_reported: [u64; Loss::COUNT as usize],
+    undecodable: u64,
+    last_flush: Instant,
+    last_sweep: Instant,
+    flush_failed: bool,
+}
+
+struct Window {
+    start: Instant,
+    start_ns: i64,
+    cpu_ns: u64,
+    uprobe_events: i64,
+    agent_events: i64,
+    lost: [u64; Loss::COUNT as usize],
+    undecodable: u64,
+}
+
+impl Window {
+    fn begin() -> Self {
+        Self {
+            start: Instant::now(),
+            start_ns: clock::realtime_ns() as i64,
+            cpu_ns: clock::cpu_ns(),
+            uprobe_events: 0,
+            agent_events: 0,
+            lost: [0; Loss::COUNT as usize],
+            undecodable: 0,
+        }
+    }
+}
+
+/// What an earlier run left.
+#[derive(Default)]
+pub struct Resumed {
+    pub changes: Vec<Change>,
+    pub stacks: Vec<i64>,
+    pub waiting: Waiting,
+    pub lost_reported: Vec<u64>,
+    /// Where to go on reading, if the ring is the same one.
+    pub ring_position: Option<u64>,
+}
+
+/// The parts an engine is made of.
+pub struct Parts {
+    pub host: Host,
+    pub config: Config,
+    pub channel: Channel,
+    pub discovery: Discovery,
+    pub sampler: Sampler,
+    pub output: Box<dyn Output>,
+    pub filter: Option<Filter>,
+    pub observer: Option<Observer>,
+}
+
+impl Engine {
+    pub fn new(parts: Parts, resumed: Resumed) -> Self {
+        let Parts { host, config, mut channel, discovery, sampler, output, filter, observer } = parts;
+        let mut ledger = Ledger::new(host.clone());
+        resumed.changes.into_iter().for_each(|change| ledger.restore(change));
+        let mut stacks = Stacks::new(config.debug_symbols);
+        stacks.restore(resumed.stacks);
+        let next_seq = if channel.fresh { Some(resumed.waiting.next_seq.unwrap_or(1)) } else { None };
+        let mut orderer = Orderer::new(config.hold.0, next_seq);
+        let mut lost_reported = [0; Loss::COUNT as usize];
+        if let Some(position) = resumed.ring_position {
+            if !channel.ring.resume(position) {
+                warn!(position, "the ring does not hold the journal's position; reading on from where the kernel stands");
+            }
+            for (to, from) in lost_reported.iter_mut().zip(&resumed.lost_reported) {
+                *to = *from;
+            }
+        }
+        orderer.restore(resumed.waiting, clock::monotonic_ns());
+        let mut engine = Self {
+            clock: WallClock::new(),
+            cards: Vec::new(),
+            rows: Rows::default(),
+            reported_coverage: HashMap::new(),
+            window: Window::begin(),
+            totals: Totals::default(),
+            lost_reported,
+            undecodable: 0,
+            last_flush: Instant::now(),
+            last_sweep: Instant::now(),
+            flush_failed: false,
+            host,
+            config,
+            channel,
+            discovery,
+            sampler,
+            orderer,
+            ledger,
+            stacks,
+            output,
+            filter,
+            observer,
+        };
+        // The first events should know their cards.
+        let samples = engine.sampler.wait_first(Duration::from_secs(5));
+        engine.take_samples(samples);
+        engine
+    }
+
+    /// One turn; sleeps a little if there was nothing to do.
+    pub fn turn(&mut self) {
+        let taken = self.drain();
+        let samples = self.sampler.take();
+        self.take_samples(samples);
+        if self.last_sweep.elapsed() >= SWEEP {
+            self.last_sweep = Instant::now();
+            self.sweep();
+        }
+        if self.window.start.elapsed() >= self.config.window.0 {
+            self.end_window();
+        }
+        if self.last_flush.elapsed() >= self.config.flush_interval.0 || self.rows.alloc_events.len() >= ROWS_PER_FLUSH {
+            self.flush();
+        }
+        if taken == 0 {
+            std::thread::sleep(IDLE);
+        }
+    }
+
+    /// Takes all that is there, closes the window and writes everything. True if it was written.
+    pub fn finish(&mut self) -> bool {
+        while self.drain() > 0 {}
+        // Events whose predecessors will not come any more.
+        let mut ready = Vec::new();
+        self.orderer.drain(|ordered| ready.push(ordered));
+        ready.into_iter().for_each(|ordered| self.handle(ordered));
+        self.sweep();
+        self.end_window();
+        self.flush();
+        !self.flush_failed
+    }
+
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub fn cards(&self) -> &[Card] {
+        &self.cards
+    }
+
+    /// Libraries that were hooked, and how many of their functions were and could not be.
+    pub fn hooked(&self) -> (Vec<String>, usize, usize) {
+        let known = self.discovery.known();
+        let (hooked, refused) = known.hooked();
+        (known.libraries(), hooked, refused)
+    }
+
+    /// Names of the stacks that were written, by id, need the rows: the observer keeps ids only.
+    pub fn take_named_stacks(&mut self) -> &[crate::spool::rows::StackRow] {
+        self.rows.stacks.extend(self.stacks.name_new());
+        &self.rows.stacks
+    }
+
+    fn drain(&mut self) -> usize {
+        let now_ns = clock::monotonic_ns();
+        let Self { channel, orderer, undecodable, .. } = self;
+        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| match record::decode(bytes) {
+            Ok(event) => orderer.push(event, now_ns),
+            Err(error) => {
+                error!("a record was lost: {error}");
+                *undecodable += 1;
+            }
+        });
+        let mut ready = Vec::new();
+        self.orderer.pop(now_ns, |ordered| ready.push(ordered));
+        ready.into_iter().for_each(|ordered| self.handle(ordered));
+        taken
+    }
+
+    fn handle(&mut self, mut ordered: Ordered) {
+        let event = std::mem::replace(&mut ordered.event, Event::Exec { tgid: 0, seq: 0, at_ns: 0 });
+        match event {
+            Event::Call(call) => self.handle_call(&ordered, &call),
+            Event::Exec { tgid, seq, at_ns } => {
+                self.discovery.look(tgid);
+                self.stacks.forget(tgid);
+                let rows = self.ledger.replaced(tgid, seq, at_ns, &self.clock);
+                self.push_alloc_rows(rows, true);
+            }
+            Event::Exit { tgid, seq, at_ns } => self.ledger.exiting(tgid, seq, at_ns),
+        }
+    }
+
+    fn handle_call(&mut self, ordered: &Ordered, call: &TracedCall) {
+        if self.filter.as_mut().is_some_and(|wanted| !wanted(call.tgid)) {
+            return;
+        }
+        self.window.uprobe_events += 1;
+        self.totals.events += 1;
+        let (_, new) = self.ledger.process(call.tgid, call.enter_ns);
+        if new {
+            self.report_process(call.tgid, None);
+        }
+        let stack = self.stacks.resolve(call.tgid, ordered);
+        let cards = &self.cards;
+        let card = |process: &Process, device: Option<i32>| {
+            let visible = process.visible_devices.as_deref();
+            let order = process.device_order.as_deref();
+            gpu::card_of_ordinal(cards, visible, order, device?).map(|card| card.uuid.clone())
+        };
+        let rows = self.ledger.apply(ordered, call, stack, &self.clock, &card);
+        if let Some(row) = rows.last() {
+            self.place(row);
+        }
+        self.push_alloc_rows(rows, false);
+    }
+
+    /// Measures where a host buffer that was just pinned or registered lies.
+    fn place(&mut self, row: &AllocRow) {
+        let host_kinds = [MemoryKind::PinnedHost.name(), MemoryKind::RegisteredHost.name()];
+        let Some(kind) = row.memory_kind.filter(|kind| host_kinds.contains(kind)) else { return };
+        let begins = row.counted && matches!(row.op, "alloc" | "register");
+        let (Some(address), Some(bytes), true) = (row.address, row.bytes, begins) else { return };
+        // Gone already, or not to be asked: no row is better than a wrong one.
+        let Some(placement) = numa::placement(row.pid, address as u64, bytes as u64) else { return };
+        let gpu_node = row.gpu_uuid.as_ref().and_then(|uuid| {
+            self.cards.iter().find(|card| card.uuid == *uuid).and_then(|card| card.numa_node)
+        });
+        let misplaced = placement.misplaced_bytes(gpu_node, bytes as u64).map(|bytes| bytes as i64);
+        self.rows.host_buffers.push(HostBufferRow {
+            ts_ns: clock::realtime_ns() as i64,
+            process_id: row.process_id,
+            pid: row.pid,
+            seq: row.seq,
+            address,
+            bytes,
+            memory_kind: kind,
+            placement,
+            gpu_uuid: row.gpu_uuid.clone(),
+            device: row.device,
+            gpu_node,
+            misplaced_bytes: misplaced,
+            stack_id: row.stack_id,
+        });
+    }
+
+    fn push_alloc_rows(&mut self, rows: Vec<AllocRow>, implicit: bool) {
+        if implicit {
+            self.window.agent_events += rows.len() as i64;
+        }
+        if let Some(observer) = &mut self.observer {
+            rows.iter().for_each(observer);
+        }
+        self.rows.alloc_events.extend(rows);
+    }
+
+    fn take_samples(&mut self, samples: Vec<gpu::Sample>) {
+        for sample in samples {
+            match self.cards.iter_mut().find(|card| card.uuid == sample.card.uuid) {
+                Some(card) => card.clone_from(&sample.card),
+                None => self.cards.push(sample.card.clone()),
+            }
+            let process_ids = sample
+                .processes
+                .iter()
+                .map(|(pid, _)| {
+                    let start = crate::host::identity::StartTime::of(*pid)?;
+                    Some(self.host.process_id(*pid, start))
+                })
+                .collect();
+            self.rows.devices.push(DeviceRow { sample, process_ids });
+        }
+    }
+
+    /// Ends processes that are gone, and tells of processes and hooks that are new.
+    fn sweep(&mut self) {
+        let gone: Vec<u32> = self.ledger.processes().filter(|process| process.is_gone()).map(|process| process.pid).collect();
+        if !gone.is_empty() {
+            // What they did before they went is in the ring by now.
+            while self.drain() > 0 {}
+            let mut ready = Vec::new();
+            let now_ns = clock::monotonic_ns();
+            self.orderer.pop(now_ns.saturating_add(self.config.hold.0.as_nanos() as u64), |ordered| ready.push(ordered));
+            ready.into_iter().for_each(|ordered| self.handle(ordered));
+        }
+        for pid in gone {
+            self.end_process(pid);
+        }
+        let mapped = self.discovery.known().pids();
+        for pid in mapped {
+            if self.ledger.get(pid).is_none() {
+                let wanted = self.filter.as_mut().is_none_or(|wanted| wanted(pid));
+                // Between the search and now it may have gone.
+                if !wanted || procfs::stat(pid).is_none() {
+                    continue;
+                }
+                self.ledger.process(pid, clock::monotonic_ns());
+                self.report_process(pid, None);
+            } else {
+                let hooks = self.discovery.known().coverage(pid).len();
+                if self.reported_coverage.get(&pid) != Some(&hooks) {
+                    self.report_process(pid, None);
+                }
+            }
+        }
+    }
+
+    fn end_process(&mut self, pid: u32) {
+        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else { return };
+        let at_ns = ended.process.exiting.map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
+        self.push_alloc_rows(ended.rows, true);
+        self.report_ended(&ended.process, at_ns);
+        self.stacks.forget(pid);
+        self.discovery.gone(pid);
+        self.reported_coverage.remove(&pid);
+    }
+
+    fn report_process(&mut self, pid: u32, ended_ns: Option<i64>) {
+        if let Some(process) = self.ledger.get(pid).cloned() {
+            self.report_ended(&process, ended_ns);
+        }
+    }
+
+    fn report_ended(&mut self, process: &Process, ended_ns: Option<i64>) {
+        let coverage = self.discovery.known().coverage(process.pid);
+        self.reported_coverage.insert(process.pid, coverage.len());
+        self.rows.processes.push(ProcessRow {
+            ts_ns: clock::realtime_ns() as i64,
+            process_id: process.process_id,
+            pid: process.pid,
+            exe: process.exe.clone(),
+            command: process.command.clone(),
+            started_ns: Some(process.start.wall_ns()),
+            ended_ns,
+            coverage,
+        });
+    }
+
+    /// Closes the window, whatever its age.
+    fn end_window(&mut self) {
+        self.take_losses();
+        let window = std::mem::replace(&mut self.window, Window::begin());
+        let mut lost_by_cause: Vec<(&'static str, i64)> =
+            Loss::ALL.iter().zip(window.lost).map(|(cause, count)| (cause.name(), count as i64)).collect();
+        lost_by_cause.push(("undecodable", window.undecodable as i64));
+        lost_by_cause.retain(|(_, count)| *count > 0);
+        self.rows.agent_windows.push(WindowRow {
+            start_ns: window.start_ns,
+            end_ns: clock::realtime_ns() as i64,
+            events_by_source: vec![("uprobe", window.uprobe_events), ("agent", window.agent_events)],
+            lost_by_cause,
+            cpu_ns: Some(clock::cpu_ns().saturating_sub(window.cpu_ns) as i64),
+            rss_bytes: rss_bytes(),
+        });
+    }
+
+    fn take_losses(&mut self) {
+        match self.channel.lost() {
+            Ok(counts) => {
+                for (index, cause) in Loss::ALL.iter().enumerate() {
+                    let new = counts[index].saturating_sub(self.lost_reported[index]);
+                    if new > 0 {
+                        self.window.lost[index] += new;
+                        *self.totals.lost.entry(cause.name()).or_default() += new;
+                    }
+                }
+                self.lost_reported = counts;
+            }
+            Err(error) => error!("failed to read the loss counters: {error:#}"),
+        }
+        if self.undecodable > 0 {
+            self.window.undecodable += self.undecodable;
+            *self.totals.lost.entry("undecodable").or_default() += self.undecodable;
+            self.undecodable = 0;
+        }
+    }
+
+    fn flush(&mut self) {
+        self.last_flush = Instant::now();
+        self.clock.refresh();
+        self.rows.stacks.extend(self.stacks.name_new());
+        // `status` follows the kernel's counters at every flush, not only at a window's end.
+        self.take_losses();
+        let position = self.channel.ring.position();
+        let checkpoint = Checkpoint {
+            generation: self.channel.generation,
+            ring_position: position,
+            waiting: self.orderer.waiting(),
+            lost_reported: &self.lost_reported,
+            ledger: &mut self.ledger,
+            stacks: &self.stacks,
+            totals: &self.totals,
+            ring_fill: self.channel.ring.fill(),
+            discovery: &self.discovery,
+        };
+        match self.output.commit(&self.rows, checkpoint) {
+            Ok(()) => {
+                self.channel.ring.release(position);
+                self.rows = Rows::default();
+                if self.flush_failed {
+                    warn!("events are written again");
+                }
+                self.flush_failed = false;
+            }
+            Err(error) => {
+                // Nothing is lost yet: rows wait here and events in the ring. Once the ring is
+                // full the kernel side counts what it drops.
+                if !self.flush_failed {
+                    error!("failed to write events, trying again: {error:#}");
+                }
+                self.flush_failed = true;
+            }
+        }
+    }
+
+}
+
+fn rss_bytes() -> Option<i64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: i64 = statm.split(' ').nth(1)?.parse().ok()?;
+    // SAFETY: a query without side effects.
+    Some(pages * unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+}

@@ -1,0 +1,123 @@
+//! The command `vramscope-agent`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use vramscope_agent::config::{Config, Settings};
+use vramscope_agent::trace::Job;
+use vramscope_agent::{serve, status, trace};
+
+/// Traces GPU memory allocations on this host.
+#[derive(Parser)]
+#[command(version, after_help = EXAMPLES)]
+struct Arguments {
+    /// Configuration file (TOML).
+    #[arg(long, global = true, env = "VRAMSCOPE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print the effective configuration as a commented file, and end.
+    #[arg(long, global = true)]
+    print_config: bool,
+    #[command(flatten)]
+    settings: Box<Settings>,
+    #[command(subcommand)]
+    command: Option<Cmd>,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Run as the host's agent: trace every process that uses CUDA, send to a collector.
+    #[command(after_help = "Examples:\n  vramscope-agent serve --config /etc/vramscope/agent.toml\n  vramscope-agent serve --collector http://127.0.0.1:7717 --spool /var/lib/vramscope/spool")]
+    Serve,
+    /// Trace one command and what it starts, into a folder of Parquet files; no collector needed.
+    #[command(after_help = "Examples:\n  vramscope-agent trace -o run1 -- python train.py\n  vramscope-agent trace -o run1 --json -- ./server 2> summary.json\n  vramscope sql --data run1 -c 'SELECT * FROM top_stacks'\n\nEnds with the command's own exit code, 128 + N if signal N ended it, 127 if it could not be\nstarted, and 1 if tracing failed before it was.")]
+    Trace {
+        /// Folder to write; must be new or empty.
+        #[arg(short, long, value_name = "DIR")]
+        output: PathBuf,
+        /// Print the summary as one JSON line on standard error.
+        #[arg(long)]
+        json: bool,
+        /// Print no summary.
+        #[arg(short, long, conflicts_with = "json")]
+        quiet: bool,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<OsString>,
+    },
+    /// Show what this host's agent does: events, losses, hooks, spool.
+    #[command(after_help = "Exit code 0 if it runs, 3 if it does not, 1 if none ever ran on this spool.")]
+    Status {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take the probes out of the kernel, after the agent was stopped for good.
+    Detach,
+}
+
+const EXAMPLES: &str = "Examples:
+  vramscope-agent trace -o run1 -- python train.py     trace one command, no collector
+  vramscope-agent serve --collector http://127.0.0.1:7717
+  vramscope-agent serve --print-config > agent.toml    a file to start from
+  vramscope-agent status
+
+Messages go to standard error; RUST_LOG=debug shows more of them.";
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        // One command's trace shares the terminal with the command.
+        let level = if matches!(arguments.command, Some(Cmd::Serve)) { "info" } else { "error" };
+        EnvFilter::new(level)
+    });
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    match run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("vramscope-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let config = Config::load(arguments.config.as_deref(), *arguments.settings)?;
+    if arguments.print_config {
+        print!("{}", config.to_toml());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(command) = arguments.command else {
+        anyhow::bail!("say what to do: serve, trace, status or detach; see --help");
+    };
+    match command {
+        Cmd::Serve => {
+            serve::check_privileges()?;
+            serve::serve(config)?;
+        }
+        Cmd::Trace { output, json, quiet, command } => {
+            serve::check_privileges()?;
+            let code = trace::trace(config, &Job { folder: output, command, json, quiet })?;
+            return Ok(ExitCode::from(code as u8));
+        }
+        Cmd::Status { json } => {
+            let (status, running) = status::read(&config.spool)?;
+            if json {
+                let mut value = serde_json::to_value(&status)?;
+                value["running"] = running.into();
+                println!("{}", serde_json::to_string_pretty(&value)?);
+            } else {
+                print!("{}", status::text(&status, running));
+            }
+            return Ok(if running { ExitCode::SUCCESS } else { ExitCode::from(3) });
+        }
+        Cmd::Detach => {
+            let found = serve::detach(&config.pin_path)?;
+            let path = config.pin_path.display();
+            println!("{}", if found { format!("took the probes below {path} out") } else { format!("no probes below {path}") });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

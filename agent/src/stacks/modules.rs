@@ -1,0 +1,81 @@
+//! Files with code that stacks run through, held open so that names can still be found when the
+//! process is gone or the file was replaced.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
+use object::{Object, ReadCache};
+
+use crate::host::procfs::Mapping;
+
+/// Index into [`Modules`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModuleId(usize);
+
+/// One file.
+#[derive(Debug)]
+pub struct Module {
+    /// Path as the process that mapped it first sees it.
+    pub path: String,
+    /// Hexadecimal GNU build id, if the file has one.
+    pub build_id: Option<String>,
+    /// `None` if it could not be opened any more.
+    file: Option<File>,
+}
+
+/// Files that are held open; beyond it modules keep path and build id alone.
+const MAX_OPEN: usize = 4096;
+
+impl Module {
+    /// What names the code on every host.
+    pub fn identity(&self) -> &str {
+        self.build_id.as_deref().unwrap_or_else(|| self.file_name())
+    }
+
+    pub fn file_name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    /// A path that opens this very file.
+    pub fn open_path(&self) -> Option<PathBuf> {
+        self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into())
+    }
+}
+
+/// All modules seen, by device and inode.
+#[derive(Debug, Default)]
+pub struct Modules {
+    all: Vec<Module>,
+    by_file: HashMap<(u64, u64, String), ModuleId>,
+}
+
+impl Modules {
+    pub fn get(&self, id: ModuleId) -> &Module {
+        &self.all[id.0]
+    }
+
+    /// The module of a mapping. The path is part of the key: an inode number is given out again
+    /// after its file was removed.
+    pub fn intern(&mut self, pid: u32, mapping: &Mapping) -> ModuleId {
+        let key = (mapping.device, mapping.inode, mapping.path.clone());
+        if let Some(id) = self.by_file.get(&key) {
+            return *id;
+        }
+        let file = File::open(mapping.open_path(pid)).ok();
+        let build_id = file.as_ref().and_then(build_id);
+        let file = file.filter(|_| self.all.len() < MAX_OPEN);
+        let id = ModuleId(self.all.len());
+        self.all.push(Module { path: mapping.path.clone(), build_id, file });
+        self.by_file.insert(key, id);
+        id
+    }
+}
+
+fn build_id(file: &File) -> Option<String> {
+    let cache = ReadCache::new(file.try_clone().ok()?);
+    let elf = object::File::parse(&cache).ok()?;
+    let bytes = elf.build_id().ok()??;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,115 @@
+//! What the agent tells of itself: a small JSON file in the spool, renewed at every flush, and
+//! its printed form.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use crate::host::clock;
+use crate::host::identity::Host;
+use crate::output::Checkpoint;
+use crate::spool::folder;
+
+const FILE: &str = "status.json";
+
+/// State at the last flush.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub pid: u32,
+    pub host: String,
+    pub agent_id: String,
+    /// Nanoseconds since 1970.
+    pub written_ns: u64,
+    /// Calls taken since this agent started.
+    pub events: u64,
+    /// Calls lost since this agent started, by cause.
+    pub lost: BTreeMap<String, u64>,
+    /// Processes in the books.
+    pub processes: usize,
+    pub live_bytes: u64,
+    pub live_blocks: u64,
+    pub libraries: Vec<String>,
+    pub hooked: usize,
+    pub not_hooked: usize,
+    /// Share of the ring that waits to be written, 0..1.
+    pub ring_fill: f64,
+    /// Files that no collector has acknowledged.
+    pub spool_files: usize,
+    pub spool_bytes: u64,
+    /// Files that a collector refused; they are in `rejected/`.
+    pub rejected_files: usize,
+}
+
+/// Writes the state of this moment.
+pub fn write(spool: &Path, host: &Host, agent_id: &str, checkpoint: &Checkpoint<'_>) -> anyhow::Result<()> {
+    let (live_bytes, live_blocks) = checkpoint
+        .ledger
+        .processes()
+        .map(crate::ledger::Process::live_totals)
+        .fold((0, 0), |(bytes, blocks), (b, n)| (bytes + b, blocks + n));
+    let files = folder::list(spool)?;
+    let known = checkpoint.discovery.known();
+    let (hooked, not_hooked) = known.hooked();
+    let status = Status {
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        pid: std::process::id(),
+        host: host.name.clone(),
+        agent_id: agent_id.to_string(),
+        written_ns: clock::realtime_ns(),
+        events: checkpoint.totals.events,
+        lost: checkpoint.totals.lost.iter().map(|(cause, count)| ((*cause).to_string(), *count)).collect(),
+        processes: checkpoint.ledger.processes().count(),
+        live_bytes,
+        live_blocks,
+        libraries: known.libraries(),
+        hooked,
+        not_hooked,
+        ring_fill: checkpoint.ring_fill,
+        spool_files: files.len(),
+        spool_bytes: files.iter().filter_map(|file| file.path.metadata().ok()).map(|m| m.len()).sum(),
+        rejected_files: std::fs::read_dir(spool.join("rejected")).map_or(0, Iterator::count),
+    };
+    folder::write_durably(&spool.join(FILE), &serde_json::to_vec_pretty(&status)?)
+}
+
+/// Reads the state that an agent left in its spool, and whether it still runs.
+pub fn read(spool: &Path) -> anyhow::Result<(Status, bool)> {
+    let path = spool.join(FILE);
+    let bytes = std::fs::read(&path).with_context(|| {
+        format!("no agent has written {}; start one with `vramscope-agent serve`, or name its spool with --spool", path.display())
+    })?;
+    let status: Status =
+        serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", path.display()))?;
+    let running = crate::serve::is_locked(spool);
+    Ok((status, running))
+}
+
+/// The printed form.
+pub fn text(status: &Status, running: bool) -> String {
+    let mut text = String::new();
+    let age = clock::realtime_ns().saturating_sub(status.written_ns) / 1_000_000;
+    let state = if running { format!("running, pid {}", status.pid) } else { "not running".to_string() };
+    let _ = writeln!(text, "vramscope-agent {} on {}: {state}", status.version, status.host);
+    let _ = writeln!(text, "  written        {:.1} s ago", age as f64 / 1000.0);
+    let _ = writeln!(text, "  events         {}", status.events);
+    let lost: u64 = status.lost.values().sum();
+    let causes: Vec<_> = status.lost.iter().map(|(cause, count)| format!("{cause} {count}")).collect();
+    let causes = if causes.is_empty() { String::new() } else { format!(" ({})", causes.join(", ")) };
+    let _ = writeln!(text, "  lost           {lost}{causes}");
+    let _ = writeln!(text, "  processes      {}", status.processes);
+    let _ = writeln!(text, "  live           {} in {} blocks", crate::summary::bytes(status.live_bytes), status.live_blocks);
+    let _ = writeln!(text, "  hooks          {} attached, {} not (see the view coverage)", status.hooked, status.not_hooked);
+    for library in &status.libraries {
+        let _ = writeln!(text, "                 {library}");
+    }
+    let _ = writeln!(text, "  ring           {:.1} % full", status.ring_fill * 100.0);
+    let _ = writeln!(text, "  spool          {} files, {}", status.spool_files, crate::summary::bytes(status.spool_bytes));
+    if status.rejected_files > 0 {
+        let _ = writeln!(text, "  rejected       {} files, kept in rejected/ below the spool", status.rejected_files);
+    }
+    text
+}

@@ -1,0 +1,81 @@
+//! The stand-in libraries and the workload, as built beside this test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use vramscope_fakes::ledger::{Layer, ProcessLedger, read_ledgers};
+
+/// A folder with the stand-in libraries, one for their ledgers, and one for traces.
+pub struct Bench {
+    root: tempfile::TempDir,
+}
+
+/// True if probes can be loaded; says so aloud if not.
+pub fn can_probe() -> bool {
+    // SAFETY: a query without side effects.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("SKIPPED: probes need root");
+    }
+    root
+}
+
+fn profile_folder() -> PathBuf {
+    let agent = Path::new(env!("CARGO_BIN_EXE_vramscope-agent"));
+    agent.parent().expect("a program lies in a folder").to_path_buf()
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let bench = Self { root: tempfile::tempdir().unwrap() };
+        std::fs::create_dir(bench.books()).unwrap();
+        bench.install(&bench.libraries());
+        bench
+    }
+
+    /// Puts the libraries into a folder, replacing those that are there.
+    pub fn install(&self, into: &Path) {
+        vramscope_fakes::install::install(&profile_folder(), into)
+            .unwrap_or_else(|error| panic!("{error}; build them with `cargo xtask build`"));
+    }
+
+    pub fn libraries(&self) -> PathBuf {
+        self.root.path().join("lib")
+    }
+
+    pub fn books(&self) -> PathBuf {
+        self.root.path().join("books")
+    }
+
+    pub fn trace(&self) -> PathBuf {
+        self.root.path().join("trace")
+    }
+
+    pub fn workload() -> PathBuf {
+        let path = profile_folder().join("vramscope-workload");
+        assert!(path.exists(), "{} is missing; build it with `cargo xtask build`", path.display());
+        path
+    }
+
+    /// `vramscope-agent trace` with the stand-ins, ready for `-- CMD`.
+    pub fn tracer(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vramscope-agent"));
+        command
+            .args(["trace", "-o"])
+            .arg(self.trace())
+            .args(options)
+            .arg("--nvml-library")
+            .arg(self.libraries().join("libnvidia-ml.so.1"))
+            .env("LD_LIBRARY_PATH", self.libraries())
+            .env("VRAMSCOPE_FAKE_DIR", self.books())
+            .arg("--");
+        command
+    }
+
+    /// The drivers' books, one a process.
+    pub fn ledgers(&self) -> Vec<ProcessLedger> {
+        let mut ledgers = read_ledgers(&self.books()).unwrap();
+        ledgers.retain(|ledger| ledger.layer == Layer::Driver);
+        ledgers
+    }
+}

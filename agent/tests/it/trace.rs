@@ -1,0 +1,247 @@
+//! Totals, exit codes, signals and refusals of `vramscope-agent trace`.
+
+use std::collections::BTreeMap;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vramscope_fakes::ledger::{Kind, ProcessLedger};
+
+use crate::standins::{Bench, can_probe};
+
+/// Process, device, kind.
+type Place = (u64, u64, String);
+/// allocations, failed allocations, frees, bytes at exit, blocks at exit, peak.
+type Figures = [u64; 6];
+
+fn from_ledgers(ledgers: &[ProcessLedger]) -> BTreeMap<Place, Figures> {
+    let mut all = BTreeMap::new();
+    for ledger in ledgers {
+        for device in 0..2 {
+            for kind in Kind::ALL {
+                let t = ledger.totals(device, kind);
+                let figures = [t.allocations, t.failed_allocations, t.frees, t.live_bytes, t.live_count, t.peak_bytes];
+                if figures != [0; 6] {
+                    all.insert((u64::from(ledger.pid), u64::from(device), kind.name().to_string()), figures);
+                }
+            }
+        }
+    }
+    all
+}
+
+fn from_summary(summary: &Value) -> BTreeMap<Place, Figures> {
+    let figure = |line: &Value, name: &str| line[name].as_u64().unwrap_or_else(|| panic!("no {name} in {line}"));
+    let lines = summary["totals"].as_array().unwrap();
+    lines
+        .iter()
+        .map(|line| {
+            assert_eq!(figure(line, "live_bytes"), 0, "the process has ended: {line}");
+            let place = (figure(line, "pid"), figure(line, "device"), line["memory_kind"].as_str().unwrap().to_string());
+            let names =
+                ["allocations", "failed_allocations", "frees", "live_at_exit_bytes", "live_at_exit_blocks", "peak_bytes"];
+            (place, names.map(|name| figure(line, name)))
+        })
+        // A failed free of an address that nobody knows has a line of its own.
+        .filter(|(_, figures)| *figures != [0; 6])
+        .collect()
+}
+
+/// The summary is the last line on standard error.
+fn summary(output: &Output) -> Value {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().last().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("no summary ({error}) in: {text}"))
+}
+
+fn traced(bench: &Bench, arguments: &[&str]) -> Output {
+    bench.tracer(&["--json"]).arg(Bench::workload()).args(arguments).output().unwrap()
+}
+
+fn assert_equal_to_ledgers(bench: &Bench, output: &Output) -> Value {
+    let summary = summary(output);
+    assert_eq!(summary["lost"], serde_json::json!({}));
+    let ledgers = from_ledgers(&bench.ledgers());
+    assert!(!ledgers.is_empty(), "the workload left no books");
+    assert_eq!(from_summary(&summary), ledgers);
+    summary
+}
+
+#[test]
+fn totals_equal_the_ledger_in_every_scenario() {
+    if !can_probe() {
+        return;
+    }
+    let scenarios: [(&[&str], i32); 6] = [
+        (&["demo", "--requests", "20"], 0),
+        (&["threads", "--threads", "8", "--iterations", "200"], 0),
+        (&["fork"], 0),
+        (&["driver"], 0),
+        (&["exit-code", "7"], 7),
+        (&["crash"], 128 + libc::SIGABRT),
+    ];
+    for (arguments, code) in scenarios {
+        let bench = Bench::new();
+        let output = traced(&bench, arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_equal_to_ledgers(&bench, &output);
+    }
+}
+
+/// The comparison above can fail: the driver's books count one allocation too many.
+#[test]
+fn a_planted_miscount_is_noticed() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut tracer = bench.tracer(&["--json"]);
+    let output = tracer
+        .arg(Bench::workload())
+        .args(["demo", "--requests", "3"])
+        .env("VRAMSCOPE_FAKE_MISCOUNT", "1")
+        .output()
+        .unwrap();
+    assert_ne!(from_summary(&summary(&output)), from_ledgers(&bench.ledgers()));
+}
+
+/// The workload's functions are named for this; the runtime's call is the innermost frame.
+#[test]
+fn the_leaking_function_is_named() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let summary = assert_equal_to_ledgers(&bench, &traced(&bench, &["demo", "--requests", "20"]));
+    let stacks = summary["top_stacks"].as_array().unwrap();
+    let folded: Vec<&str> = stacks.iter().filter_map(|stack| stack["folded"].as_str()).collect();
+    let leak = folded.iter().find(|folded| folded.contains("leak_per_request"));
+    assert!(leak.is_some_and(|folded| folded.ends_with(";cudaMalloc")), "{folded:?}");
+}
+
+#[test]
+fn frees_that_fail_keep_their_blocks() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut tracer = bench.tracer(&["--json"]);
+    let output = tracer
+        .arg(Bench::workload())
+        .args(["demo", "--requests", "10"])
+        .env("VRAMSCOPE_FAKE_FAIL_FREE", "4")
+        .output()
+        .unwrap();
+    let summary = assert_equal_to_ledgers(&bench, &output);
+    let failed: u64 = summary["totals"].as_array().unwrap().iter().filter_map(|l| l["failed_frees"].as_u64()).sum();
+    let by_driver: u64 = bench
+        .ledgers()
+        .iter()
+        .flat_map(|ledger| Kind::ALL.iter().flat_map(|kind| (0..2).map(|d| ledger.totals(d, *kind).failed_frees)))
+        .sum();
+    assert!(by_driver > 0);
+    assert_eq!(failed, by_driver);
+}
+
+/// A package upgrade replaces the library while a program uses the old one.
+#[test]
+fn a_library_replaced_while_in_use() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let workload = Bench::workload();
+    let folder = bench.libraries();
+    // Copies under new inodes take the place of the old files.
+    let script = format!(
+        "{workload} sleep 2 & sleep 1; cd {folder}; for l in *.so.*; do cp $l $l.new; mv $l.new $l; done; {workload} demo --requests 5; wait",
+        workload = workload.display(),
+        folder = folder.display(),
+    );
+    let output = bench.tracer(&["--json"]).args(["sh", "-c", &script]).output().unwrap();
+    assert_eq!(bench.ledgers().len(), 2);
+    assert_equal_to_ledgers(&bench, &output);
+}
+
+#[test]
+fn signals_reach_the_command() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let mut tracer = bench.tracer(&["--json"]).arg(Bench::workload()).args(["sleep", "60"]).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while bench.ledgers().iter().all(|ledger| ledger.totals(0, Kind::Device).allocations == 0) {
+        assert!(Instant::now() < deadline, "the workload never allocated");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // SAFETY: our own child, not waited for yet.
+    unsafe { libc::kill(tracer.id() as i32, libc::SIGTERM) };
+    let status = tracer.wait().unwrap();
+    assert_eq!(status.code(), Some(128 + libc::SIGTERM));
+    assert!(bench.trace().join("alloc_events").exists());
+}
+
+fn message(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_command_that_does_not_exist() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let output = bench.tracer(&[]).arg("/nonexistent/program").output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    assert!(message(&output).contains("failed to start /nonexistent/program"), "{}", message(&output));
+    assert!(!bench.trace().exists(), "an empty trace is no use");
+}
+
+#[test]
+fn a_command_without_cuda_says_so() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let output = bench.tracer(&[]).arg("true").env_remove("LD_LIBRARY_PATH").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(message(&output).contains("0 calls seen, 0 lost"), "{}", message(&output));
+}
+
+#[test]
+fn a_folder_with_something_in_it_is_refused() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    std::fs::create_dir(bench.trace()).unwrap();
+    std::fs::write(bench.trace().join("thesis.txt"), "mine").unwrap();
+    let output = bench.tracer(&[]).arg("true").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(message(&output).contains("is not empty"), "{}", message(&output));
+}
+
+#[test]
+fn without_root_it_says_what_to_do() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    // The program has to be readable for nobody, wherever the checkout lies.
+    let copy = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
+    let program = copy.path().join("vramscope-agent");
+    std::fs::copy(env!("CARGO_BIN_EXE_vramscope-agent"), &program).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(copy.path(), open).unwrap();
+    let output = std::process::Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(&program)
+        .args(["trace", "-o"])
+        .arg(bench.trace())
+        .args(["--", "true"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(message(&output).contains("needs root") && message(&output).contains("CAP_BPF"), "{}", message(&output));
+}
