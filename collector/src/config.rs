@@ -26,7 +26,9 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a size; write bytes, or a number with KiB, MiB, GiB or TiB");
+        let wrong = || {
+            format!("{text:?} is not a size; write bytes, or a number with KiB, MiB, GiB or TiB")
+        };
         let (digits, unit) = UNITS
             .into_iter()
             .find_map(|(name, unit)| text.strip_suffix(name).map(|digits| (digits, unit)))
@@ -38,7 +40,10 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.into_iter().find(|(_, unit)| self.0 > 0 && self.0.is_multiple_of(*unit)) {
+        match UNITS
+            .into_iter()
+            .find(|(_, unit)| self.0 > 0 && self.0.is_multiple_of(*unit))
+        {
             Some((name, unit)) => write!(f, "{}{name}", self.0 / unit),
             None => write!(f, "{}", self.0),
         }
@@ -68,7 +73,8 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is not a length of time; write a number with ms, s, m or h");
+        let wrong =
+            || format!("{text:?} is not a length of time; write a number with ms, s, m or h");
         // "ms" before "m" and "s", which are its ends.
         let (digits, unit_ms) = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]
             .into_iter()
@@ -83,13 +89,19 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
-        if ms.is_multiple_of(1000) { write!(f, "{}s", ms / 1000) } else { write!(f, "{ms}ms") }
+        if ms.is_multiple_of(1000) {
+            write!(f, "{}s", ms / 1000)
+        } else {
+            write!(f, "{ms}ms")
+        }
     }
 }
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -113,7 +125,11 @@ pub struct Keys {
     #[arg(long, value_name = "SIZE", env = "VRAMSCOPE_COLLECTOR_WAL_LIMIT_BYTES")]
     pub wal_limit_bytes: Option<ByteSize>,
     /// Memory that all running queries share [default: 2GiB]
-    #[arg(long, value_name = "SIZE", env = "VRAMSCOPE_COLLECTOR_QUERY_MEMORY_BYTES")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_QUERY_MEMORY_BYTES"
+    )]
     pub query_memory_bytes: Option<ByteSize>,
     /// Time after which a query is ended [default: 60s]
     #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_QUERY_TIMEOUT")]
@@ -180,14 +196,24 @@ impl Config {
         let default_max_batch = vramscope_wire::MAX_BATCH_BYTES as u64;
         let config = Config {
             data: keys.data,
-            listen: keys.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7717))),
-            commit_interval: keys.commit_interval.map_or(Duration::from_secs(2), |span| span.0),
-            max_batch_bytes: keys.max_batch_bytes.map_or(default_max_batch, |size| size.0),
+            listen: keys
+                .listen
+                .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 7717))),
+            commit_interval: keys
+                .commit_interval
+                .map_or(Duration::from_secs(2), |span| span.0),
+            max_batch_bytes: keys
+                .max_batch_bytes
+                .map_or(default_max_batch, |size| size.0),
             wal_limit_bytes: keys.wal_limit_bytes.map_or(4 << 30, |size| size.0),
             query_memory_bytes: keys.query_memory_bytes.map_or(2 << 30, |size| size.0),
-            query_timeout: keys.query_timeout.map_or(Duration::from_secs(60), |span| span.0),
+            query_timeout: keys
+                .query_timeout
+                .map_or(Duration::from_secs(60), |span| span.0),
             query_max_rows: keys.query_max_rows.unwrap_or(10_000_000),
-            log: keys.log.unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            log: keys
+                .log
+                .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
         };
         config.check()?;
         Ok(config)
@@ -204,7 +230,9 @@ impl Config {
         if self.commit_interval.is_zero() {
             bail!("commit_interval is 0; it must be at least 1ms");
         }
-        if self.max_batch_bytes == 0 || self.max_batch_bytes > vramscope_wire::MAX_BATCH_BYTES as u64 {
+        if self.max_batch_bytes == 0
+            || self.max_batch_bytes > vramscope_wire::MAX_BATCH_BYTES as u64
+        {
             bail!(
                 "max_batch_bytes is {}; it must lie between 1 and {}, which is what agents may send",
                 ByteSize(self.max_batch_bytes),

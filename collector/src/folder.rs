@@ -45,7 +45,8 @@ impl Lock {
                     data.display()
                 ),
                 Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("failed to lock {}", path.display()));
+                    return Err(error)
+                        .with_context(|| format!("failed to lock {}", path.display()));
                 }
             }
         }
@@ -86,7 +87,10 @@ pub fn create_dir_durably(dir: &Path) -> io::Result<()> {
 
 /// Writes a new file under a temporary name and fsyncs its bytes. The caller gives it its
 /// name and fsyncs the folder. On an error nothing is left behind.
-pub fn write_temporary<'a>(path: PathBuf, pieces: impl Iterator<Item = &'a [u8]>) -> io::Result<PathBuf> {
+pub fn write_temporary<'a>(
+    path: PathBuf,
+    pieces: impl Iterator<Item = &'a [u8]>,
+) -> io::Result<PathBuf> {
     let write = || -> io::Result<()> {
         let mut file = File::create(&path)?;
         for piece in pieces {

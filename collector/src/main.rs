@@ -91,7 +91,8 @@ fn run_serve(serve: Serve) -> anyhow::Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
-    let filter = EnvFilter::try_new(&config.log).with_context(|| format!("log filter {:?} is wrong", config.log))?;
+    let filter = EnvFilter::try_new(&config.log)
+        .with_context(|| format!("log filter {:?} is wrong", config.log))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -103,7 +104,10 @@ fn run_serve(serve: Serve) -> anyhow::Result<()> {
 fn run_status(status: &Status) -> anyhow::Result<()> {
     let report = runtime()?.block_on(status::report(&status.data))?;
     if status.json {
-        println!("{}", serde_json::to_string_pretty(&report).context("failed to write JSON")?);
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&report).context("failed to write JSON")?
+        );
     } else {
         print!("{}", report.to_text());
     }
@@ -111,5 +115,8 @@ fn run_status(status: &Status) -> anyhow::Result<()> {
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start the async runtime")
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the async runtime")
 }

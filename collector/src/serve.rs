@@ -27,6 +27,7 @@ use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
 use crate::lake::{Lake, committer};
 use crate::query::Door;
+use crate::query::pool::Pool;
 
 /// How long running queries and streams may take to end after a signal to stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -34,7 +35,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Serves until SIGINT or SIGTERM.
 pub async fn run(config: &Config) -> anyhow::Result<()> {
     let Some(data) = &config.data else {
-        bail!("no data folder; give --data DIR, VRAMSCOPE_COLLECTOR_DATA, or `data` in the configuration");
+        bail!(
+            "no data folder; give --data DIR, VRAMSCOPE_COLLECTOR_DATA, or `data` in the configuration"
+        );
     };
     let mut interrupt = signal(SignalKind::interrupt()).context("failed to watch for SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("failed to watch for SIGTERM")?;
@@ -43,7 +46,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let listener = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("failed to listen on {}", config.listen))?;
-    let address = listener.local_addr().context("failed to read the port listened on")?;
+    let address = listener
+        .local_addr()
+        .context("failed to read the port listened on")?;
 
     let wal = Wal::open(&data, config.wal_limit_bytes)
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
@@ -62,11 +67,31 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         commits_stopping,
     ));
     let memory_bytes = usize::try_from(config.query_memory_bytes).unwrap_or(usize::MAX);
-    let folder = Folder::open(&data, Options { memory_bytes, ..Options::default() }).await?;
-    let door = Door::new(Arc::new(folder), config.query_timeout, config.query_max_rows);
+    let folder = Folder::open(
+        &data,
+        Options {
+            memory_bytes,
+            ..Options::default()
+        },
+    )
+    .await?;
+    let queries = Pool::new().context("failed to start the query threads")?;
+    let door = Door::new(
+        Arc::new(folder),
+        queries.lane(),
+        config.query_timeout,
+        config.query_max_rows,
+    );
     let counts = Arc::new(Counts::default());
-    let ingest = Service::new(wal, lake, Arc::clone(&counts), config.max_batch_bytes, intake_stopping.clone());
-    let ingest = IngestServer::new(ingest).max_decoding_message_size(MAX_BATCH_BYTES + MESSAGE_OVERHEAD);
+    let ingest = Service::new(
+        wal,
+        lake,
+        Arc::clone(&counts),
+        config.max_batch_bytes,
+        intake_stopping.clone(),
+    );
+    let ingest =
+        IngestServer::new(ingest).max_decoding_message_size(MAX_BATCH_BYTES + MESSAGE_OVERHEAD);
 
     let mut server_stopping = intake_stopping;
     let server = Server::builder()
@@ -99,7 +124,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     commits.await.context("the committer failed")?;
     log_counts(&counts);
     match served {
-        Some(ended) => ended.context("the server failed")?.context("the server failed"),
+        Some(ended) => ended
+            .context("the server failed")?
+            .context("the server failed"),
         None => Ok(()),
     }
 }
@@ -114,8 +141,10 @@ fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
 }
 
 fn open_folder(data: &Path) -> anyhow::Result<PathBuf> {
-    std::fs::create_dir_all(data).with_context(|| format!("failed to create data folder {}", data.display()))?;
-    data.canonicalize().with_context(|| format!("failed to open data folder {}", data.display()))
+    std::fs::create_dir_all(data)
+        .with_context(|| format!("failed to create data folder {}", data.display()))?;
+    data.canonicalize()
+        .with_context(|| format!("failed to open data folder {}", data.display()))
 }
 
 fn log_counts(counts: &Counts) {

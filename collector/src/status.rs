@@ -69,8 +69,11 @@ pub struct TableState {
 
 /// Looks at a data folder.
 pub async fn report(data: &Path) -> anyhow::Result<Report> {
-    let data = data.canonicalize().with_context(|| format!("failed to open data folder {}", data.display()))?;
-    let running = Lock::is_held(&data).with_context(|| format!("failed to look at the lock in {}", data.display()))?;
+    let data = data
+        .canonicalize()
+        .with_context(|| format!("failed to open data folder {}", data.display()))?;
+    let running = Lock::is_held(&data)
+        .with_context(|| format!("failed to look at the lock in {}", data.display()))?;
     let log_root = data.join("_wal");
     let reading_log = || format!("failed to read the log in {}", log_root.display());
     let waiting = wal::list(&log_root, Leftovers::Keep).with_context(reading_log)?;
@@ -81,7 +84,11 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
         let of_agent = waiting.iter().filter(|entry| *entry.agent == *agent_id);
         let highest_batch_seq = of_agent.clone().map(|entry| entry.seq).max().unwrap_or(0);
         let waiting_batches = of_agent.count() as u64;
-        agents.push(Agent { agent_id, highest_batch_seq, waiting_batches });
+        agents.push(Agent {
+            agent_id,
+            highest_batch_seq,
+            waiting_batches,
+        });
     }
     let mut tables = Vec::new();
     for table in Table::ALL {
@@ -92,13 +99,29 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
         bytes: waiting.iter().map(|entry| entry.bytes).sum(),
         damaged_files: damaged.len() as u64,
     };
-    Ok(Report { data, running, agents, log, tables })
+    Ok(Report {
+        data,
+        running,
+        agents,
+        log,
+        tables,
+    })
 }
 
 /// The state of one table; raises the agents' marks by what it holds.
-async fn table_state(data: &Path, table: Table, agents: &mut [Agent]) -> anyhow::Result<TableState> {
+async fn table_state(
+    data: &Path,
+    table: Table,
+    agents: &mut [Agent],
+) -> anyhow::Result<TableState> {
     let dir = data.join(table.name());
-    let mut state = TableState { table: table.name(), version: None, rows: Some(0), files: 0, bytes: 0 };
+    let mut state = TableState {
+        table: table.name(),
+        version: None,
+        rows: Some(0),
+        files: 0,
+        bytes: 0,
+    };
     if !dir.join("_delta_log").is_dir() {
         state.rows = None;
         return Ok(state);
@@ -107,14 +130,19 @@ async fn table_state(data: &Path, table: Table, agents: &mut [Agent]) -> anyhow:
     let url = Url::from_directory_path(&dir).ok().with_context(opening)?;
     let delta = deltalake::open_table(url).await.with_context(opening)?;
     for agent in agents {
-        let committed = lake::transaction(&delta, &agent.agent_id).await.with_context(opening)?;
+        let committed = lake::transaction(&delta, &agent.agent_id)
+            .await
+            .with_context(opening)?;
         agent.highest_batch_seq = agent.highest_batch_seq.max(committed);
     }
     state.version = delta.version();
     for file in delta.snapshot().with_context(opening)?.log_data() {
         state.files += 1;
         state.bytes += u64::try_from(file.size()).unwrap_or(0);
-        state.rows = state.rows.zip(file.num_records()).map(|(sum, rows)| sum + rows as u64);
+        state.rows = state
+            .rows
+            .zip(file.num_records())
+            .map(|(sum, rows)| sum + rows as u64);
     }
     Ok(state)
 }
@@ -123,16 +151,33 @@ impl Report {
     /// For people.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
-        let state = if self.running { "a collector is running" } else { "no collector is running" };
+        let state = if self.running {
+            "a collector is running"
+        } else {
+            "no collector is running"
+        };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{}: {state}", self.data.display());
-        let _ = writeln!(text, "log: {} batches, {} bytes wait for their commit", self.log.batches, self.log.bytes);
+        let _ = writeln!(
+            text,
+            "log: {} batches, {} bytes wait for their commit",
+            self.log.batches, self.log.bytes
+        );
         if self.log.damaged_files > 0 {
-            let _ = writeln!(text, "log: {} DAMAGED files in _wal/damaged, their rows are lost", self.log.damaged_files);
+            let _ = writeln!(
+                text,
+                "log: {} DAMAGED files in _wal/damaged, their rows are lost",
+                self.log.damaged_files
+            );
         }
-        let _ = writeln!(text, "\n{:<16} {:>8} {:>14} {:>8} {:>16}", "table", "version", "rows", "files", "bytes");
+        let _ = writeln!(
+            text,
+            "\n{:<16} {:>8} {:>14} {:>8} {:>16}",
+            "table", "version", "rows", "files", "bytes"
+        );
         for table in &self.tables {
-            let known = |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
+            let known =
+                |number: Option<u64>| number.map_or("-".to_string(), |number| number.to_string());
             let _ = writeln!(
                 text,
                 "{:<16} {:>8} {:>14} {:>8} {:>16}",
@@ -143,7 +188,11 @@ impl Report {
                 table.bytes
             );
         }
-        let _ = writeln!(text, "\n{:<40} {:>16} {:>8}", "agent", "highest batch", "waiting");
+        let _ = writeln!(
+            text,
+            "\n{:<40} {:>16} {:>8}",
+            "agent", "highest batch", "waiting"
+        );
         for agent in &self.agents {
             let _ = writeln!(
                 text,

@@ -46,7 +46,9 @@ pub enum Reject {
     #[error("unknown table {0:?}; this collector may be older than the agent")]
     Table(String),
     /// The agent is newer than this collector.
-    #[error("schema version {0} is newer than this collector's {SCHEMA_VERSION}; upgrade the collector first")]
+    #[error(
+        "schema version {0} is newer than this collector's {SCHEMA_VERSION}; upgrade the collector first"
+    )]
     Version(u32),
     /// The file is larger than this collector takes.
     #[error("the file has {bytes} bytes, more than max_batch_bytes {limit}")]
@@ -108,7 +110,10 @@ pub fn envelope(batch: &Batch, max_batch_bytes: u64) -> Result<Table, Reject> {
     }
     let bytes = batch.parquet.len() as u64;
     if bytes > max_batch_bytes {
-        return Err(Reject::Large { bytes, limit: max_batch_bytes });
+        return Err(Reject::Large {
+            bytes,
+            limit: max_batch_bytes,
+        });
     }
     Ok(table)
 }
@@ -124,7 +129,12 @@ pub struct Checked {
 
 /// Checks the file itself: checksum, then the footer's sizes, then every row, a piece at a
 /// time. Takes processor time in proportion to the rows.
-pub fn rows(table: Table, parquet: Bytes, crc32: u32, announced_rows: u64) -> Result<Checked, Reject> {
+pub fn rows(
+    table: Table,
+    parquet: Bytes,
+    crc32: u32,
+    announced_rows: u64,
+) -> Result<Checked, Reject> {
     let found = crc32fast::hash(&parquet);
     if found != crc32 {
         return Err(Reject::Crc { found, sent: crc32 });
@@ -139,7 +149,10 @@ fn rows_within(
     max_decoded_bytes: u64,
 ) -> Result<Checked, Reject> {
     footer(&parquet, announced_rows, max_decoded_bytes)?;
-    let mut checked = Checked { rows: 0, decoded_bytes: 0 };
+    let mut checked = Checked {
+        rows: 0,
+        decoded_bytes: 0,
+    };
     let mut hours = HashSet::new();
     for piece in parquet_file::rows(table, parquet)? {
         let piece = piece?;
@@ -153,20 +166,28 @@ fn rows_within(
         }
     }
     if checked.rows != announced_rows {
-        return Err(Reject::Rows { found: checked.rows, sent: announced_rows });
+        return Err(Reject::Rows {
+            found: checked.rows,
+            sent: announced_rows,
+        });
     }
     Ok(checked)
 }
 
 /// The footer may lie, which is why the rows are counted again; an honest one saves the work.
 fn footer(parquet: &Bytes, announced_rows: u64, max_decoded_bytes: u64) -> Result<(), Reject> {
-    let footer = ParquetMetaDataReader::new().parse_and_finish(parquet).map_err(ReadError::Parquet)?;
+    let footer = ParquetMetaDataReader::new()
+        .parse_and_finish(parquet)
+        .map_err(ReadError::Parquet)?;
     let rows = u64::try_from(footer.file_metadata().num_rows()).unwrap_or(u64::MAX);
     if rows > MAX_ROWS {
         return Err(Reject::ManyRows(rows));
     }
     if rows != announced_rows {
-        return Err(Reject::Rows { found: rows, sent: announced_rows });
+        return Err(Reject::Rows {
+            found: rows,
+            sent: announced_rows,
+        });
     }
     let uncompressed = footer
         .row_groups()
@@ -181,7 +202,10 @@ fn footer(parquet: &Bytes, announced_rows: u64, max_decoded_bytes: u64) -> Resul
 
 fn times(piece: &RecordBatch, hours: &mut HashSet<i64>) -> Result<(), Reject> {
     // `rows` conformed the piece to the table's schema, where `ts` is a required timestamp.
-    let Some(ts) = piece.column_by_name("ts").and_then(|ts| ts.as_primitive_opt::<TimestampMicrosecondType>()) else {
+    let Some(ts) = piece
+        .column_by_name("ts")
+        .and_then(|ts| ts.as_primitive_opt::<TimestampMicrosecondType>())
+    else {
         return Ok(());
     };
     for &ts in ts.values() {
@@ -190,14 +214,20 @@ fn times(piece: &RecordBatch, hours: &mut HashSet<i64>) -> Result<(), Reject> {
         }
         hours.insert(ts / HOUR_US);
     }
-    if hours.len() > MAX_HOURS { Err(Reject::ManyHours) } else { Ok(()) }
+    if hours.len() > MAX_HOURS {
+        Err(Reject::ManyHours)
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, Int64Array, ListArray, StringArray, StructArray, TimestampMicrosecondArray};
+    use arrow::array::{
+        ArrayRef, Int64Array, ListArray, StringArray, StructArray, TimestampMicrosecondArray,
+    };
     use vramscope_wire::schema::frame_fields;
 
     use super::*;
@@ -218,7 +248,9 @@ mod tests {
             Arc::new(Int64Array::from(vec![1; rows])),
         ];
         let batch = RecordBatch::try_new(Table::Stacks.schema(), columns).unwrap();
-        parquet_file::encode(Table::Stacks, &[batch]).unwrap().into()
+        parquet_file::encode(Table::Stacks, &[batch])
+            .unwrap()
+            .into()
     }
 
     /// Ten thousand rows share one text of 10 kB: the dictionary holds it once, memory ten
@@ -231,18 +263,29 @@ mod tests {
         let refused = rows_within(Table::Stacks, file.clone(), 10_000, 50_000_000).unwrap_err();
         assert!(matches!(refused, Reject::Bomb(50_000_000)), "{refused}");
         let taken = rows_within(Table::Stacks, file, 10_000, 1 << 30).unwrap();
-        assert!(taken.rows == 10_000 && taken.decoded_bytes > 100_000_000, "{taken:?}");
+        assert!(
+            taken.rows == 10_000 && taken.decoded_bytes > 100_000_000,
+            "{taken:?}"
+        );
     }
 
     /// A row each in 1001 hours would become 1001 files.
     #[test]
     fn rows_of_too_many_hours_are_refused() {
         let with_hours = |count: i64| {
-            let ts = TimestampMicrosecondArray::from_iter_values((0..count).map(|hour| hour * HOUR_US));
-            let schema = arrow::datatypes::Schema::new(vec![arrow::datatypes::Field::new("ts", vramscope_wire::schema::timestamp(), false)]);
+            let ts =
+                TimestampMicrosecondArray::from_iter_values((0..count).map(|hour| hour * HOUR_US));
+            let schema = arrow::datatypes::Schema::new(vec![arrow::datatypes::Field::new(
+                "ts",
+                vramscope_wire::schema::timestamp(),
+                false,
+            )]);
             RecordBatch::try_new(Arc::new(schema), vec![Arc::new(ts.with_timezone("UTC"))]).unwrap()
         };
         assert!(times(&with_hours(1000), &mut HashSet::new()).is_ok());
-        assert!(matches!(times(&with_hours(1001), &mut HashSet::new()), Err(Reject::ManyHours)));
+        assert!(matches!(
+            times(&with_hours(1001), &mut HashSet::new()),
+            Err(Reject::ManyHours)
+        ));
     }
 }

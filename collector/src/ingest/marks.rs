@@ -19,7 +19,11 @@ pub(super) struct Marks {
 
 impl Marks {
     pub(super) fn new(wal: Arc<Wal>, lake: Arc<Lake>) -> Marks {
-        Marks { wal, lake, agents: Mutex::new(HashMap::new()) }
+        Marks {
+            wal,
+            lake,
+            agents: Mutex::new(HashMap::new()),
+        }
     }
 
     /// The mark of an agent, whose id was checked.
@@ -49,7 +53,10 @@ pub(super) struct Mark {
 
 impl Mark {
     pub(super) async fn lock(&self) -> Held<'_> {
-        Held { mark: self, highest: self.highest.lock().await }
+        Held {
+            mark: self,
+            highest: self.highest.lock().await,
+        }
     }
 }
 

@@ -87,7 +87,16 @@ impl Service {
         let processors = std::thread::available_parallelism().map_or(2, |n| n.get());
         let marks = Marks::new(Arc::clone(&wal), lake);
         let checks = Semaphore::new(processors);
-        Service { shared: Arc::new(Shared { wal, marks, counts, max_batch_bytes, checks, stopping }) }
+        Service {
+            shared: Arc::new(Shared {
+                wal,
+                marks,
+                counts,
+                max_batch_bytes,
+                checks,
+                stopping,
+            }),
+        }
     }
 }
 
@@ -95,7 +104,10 @@ impl Service {
 impl Ingest for Service {
     type PushStream = Pin<Box<dyn Stream<Item = Result<Ack, Status>> + Send>>;
 
-    async fn push(&self, request: Request<Streaming<Batch>>) -> Result<Response<Self::PushStream>, Status> {
+    async fn push(
+        &self,
+        request: Request<Streaming<Batch>>,
+    ) -> Result<Response<Self::PushStream>, Status> {
         let mut batches = request.into_inner();
         let (acks, answers) = mpsc::channel(16);
         let shared = Arc::clone(&self.shared);
@@ -111,7 +123,9 @@ impl Ingest for Service {
                 };
                 let batch = match next {
                     None => {
-                        let _ = acks.send(Err(Status::unavailable("the collector is shutting down"))).await;
+                        let _ = acks
+                            .send(Err(Status::unavailable("the collector is shutting down")))
+                            .await;
                         return;
                     }
                     Some(Ok(Some(batch))) => batch,
@@ -158,9 +172,10 @@ impl Shared {
         let (outcome, message) = match answer {
             Answer::Stored => (Outcome::Stored, String::new()),
             Answer::Duplicate => (Outcome::Duplicate, String::new()),
-            Answer::Rejected(reason) => {
-                (Outcome::Rejected, format!("batch {seq} of agent {agent:?} for table {table:?}: {reason}"))
-            }
+            Answer::Rejected(reason) => (
+                Outcome::Rejected,
+                format!("batch {seq} of agent {agent:?} for table {table:?}: {reason}"),
+            ),
             Answer::Retry(reason) => (Outcome::Retry, reason),
         };
         self.counts.count(outcome);
@@ -178,7 +193,11 @@ impl Shared {
         } else if put_off.get(&agent) == Some(&seq) {
             put_off.remove(&agent);
         }
-        Ack { batch_seq: seq, outcome: outcome.into(), message }
+        Ack {
+            batch_seq: seq,
+            outcome: outcome.into(),
+            message,
+        }
     }
 
     async fn handle(&self, batch: Batch) -> Answer {
@@ -193,10 +212,15 @@ impl Shared {
         match mark.highest().await {
             Ok(highest) if seq <= highest => return Answer::Duplicate,
             Ok(_) => {}
-            Err(error) => return Answer::Retry(format!("failed to look up what is stored: {error}")),
+            Err(error) => {
+                return Answer::Retry(format!("failed to look up what is stored: {error}"));
+            }
         }
         let parquet = Bytes::from(batch.parquet);
-        let checked = match self.check_rows(table, parquet.clone(), batch.crc32, batch.rows).await {
+        let checked = match self
+            .check_rows(table, parquet.clone(), batch.crc32, batch.rows)
+            .await
+        {
             Ok(checked) => checked,
             Err(reason) => return Answer::Rejected(reason),
         };
@@ -220,7 +244,13 @@ impl Shared {
         }
     }
 
-    async fn check_rows(&self, table: Table, parquet: Bytes, crc32: u32, rows: u64) -> Result<Checked, Reject> {
+    async fn check_rows(
+        &self,
+        table: Table,
+        parquet: Bytes,
+        crc32: u32,
+        rows: u64,
+    ) -> Result<Checked, Reject> {
         // The semaphore is never closed.
         let _permit = self.checks.acquire().await.ok();
         let task = tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows));

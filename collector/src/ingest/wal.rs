@@ -57,7 +57,12 @@ pub struct Entry {
 
 impl Entry {
     fn file_name(&self) -> String {
-        format!("{:020}-{}-{:08x}.parquet", self.seq, self.table.name(), self.crc32)
+        format!(
+            "{:020}-{}-{:08x}.parquet",
+            self.seq,
+            self.table.name(),
+            self.crc32
+        )
     }
 
     /// Where the batch lies in the log whose folder is `root`.
@@ -130,7 +135,11 @@ impl Wal {
             index.bytes += listed.bytes;
             index.add(listed);
         }
-        Ok(Wal { root, limit, index: Mutex::new(index) })
+        Ok(Wal {
+            root,
+            limit,
+            index: Mutex::new(index),
+        })
     }
 
     /// The folder of the log.
@@ -159,7 +168,10 @@ impl Wal {
         // An empty log takes any batch: a limit below one batch must not stop the line for ever.
         let fits = index.bytes == 0 || index.bytes.saturating_add(bytes) <= self.limit;
         if !fits {
-            return Err(StoreError::Full { held: index.bytes, limit: self.limit });
+            return Err(StoreError::Full {
+                held: index.bytes,
+                limit: self.limit,
+            });
         }
         index.bytes += bytes;
         Ok(())
@@ -177,13 +189,21 @@ impl Wal {
             fs::rename(&temporary, &path)?;
             folder::sync_dir(&dir)
         };
-        write().map_err(|source| StoreError::Io { path: path.clone(), source })
+        write().map_err(|source| StoreError::Io {
+            path: path.clone(),
+            source,
+        })
     }
 
     /// The highest `batch_seq` of an agent that waits in the log.
     pub fn highest(&self, agent: &str) -> Option<u64> {
         let index = self.lock();
-        index.waiting.values().filter(|entry| &*entry.agent == agent).map(|entry| entry.seq).max()
+        index
+            .waiting
+            .values()
+            .filter(|entry| &*entry.agent == agent)
+            .map(|entry| entry.seq)
+            .max()
     }
 
     /// The oldest waiting batches of a table, at least one if there is one, until their decoded
@@ -210,7 +230,10 @@ impl Wal {
     /// How much waits.
     pub fn backlog(&self) -> Backlog {
         let index = self.lock();
-        Backlog { files: index.waiting.len() as u64, bytes: index.waiting.values().map(|entry| entry.bytes).sum() }
+        Backlog {
+            files: index.waiting.len() as u64,
+            bytes: index.waiting.values().map(|entry| entry.bytes).sum(),
+        }
     }
 
     /// Removes batches whose rows are durable in their table. A file that cannot be removed is
@@ -242,7 +265,10 @@ impl Wal {
     }
 
     fn forget(&self, entries: &[Entry]) {
-        let gone: HashSet<(&str, u64)> = entries.iter().map(|entry| (&*entry.agent, entry.seq)).collect();
+        let gone: HashSet<(&str, u64)> = entries
+            .iter()
+            .map(|entry| (&*entry.agent, entry.seq))
+            .collect();
         let mut index = self.lock();
         let mut freed = 0;
         index.waiting.retain(|_, entry| {
@@ -255,7 +281,9 @@ impl Wal {
 
     fn lock(&self) -> MutexGuard<'_, Index> {
         // Nothing inside the critical sections can panic half-way through a change.
-        self.index.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.index
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -290,7 +318,9 @@ pub fn list(root: &Path, leftovers: Leftovers) -> io::Result<Vec<Entry>> {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(error),
                 },
-                None => tracing::warn!(path = %file.path().display(), "not a file of the log, left alone"),
+                None => {
+                    tracing::warn!(path = %file.path().display(), "not a file of the log, left alone")
+                }
             }
         }
     }
@@ -371,7 +401,10 @@ fn entry_of(agent: &Arc<str>, named: Named, path: &Path) -> io::Result<Entry> {
         crc32: named.crc32,
         bytes,
         rows,
-        decoded_bytes: rows.unwrap_or(0).saturating_mul(ROW_BYTES_GUESS).max(bytes * 8),
+        decoded_bytes: rows
+            .unwrap_or(0)
+            .saturating_mul(ROW_BYTES_GUESS)
+            .max(bytes * 8),
     })
 }
 
@@ -405,15 +438,39 @@ mod tests {
     fn names_lead_back() {
         let name = entry("a", 42, 1).file_name();
         assert_eq!(name, "00000000000000000042-stacks-deadbeef.parquet");
-        assert_eq!(parse_name(&name), Some(Named { seq: 42, table: Table::Stacks, crc32: 0xdead_beef }));
-        for wrong in ["42-stacks-deadbeef.parquet", "x", "00000000000000000042-nonesuch-deadbeef.parquet"] {
+        assert_eq!(
+            parse_name(&name),
+            Some(Named {
+                seq: 42,
+                table: Table::Stacks,
+                crc32: 0xdead_beef
+            })
+        );
+        for wrong in [
+            "42-stacks-deadbeef.parquet",
+            "x",
+            "00000000000000000042-nonesuch-deadbeef.parquet",
+        ] {
             assert_eq!(parse_name(wrong), None, "{wrong}");
         }
     }
 
     #[test]
     fn hostile_agent_names_are_refused() {
-        for wrong in ["", ".", "..", "../x", "a/b", "a\\b", ".tmp", "damaged", "a b", "ä", "a\0", &"x".repeat(129)] {
+        for wrong in [
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "a\\b",
+            ".tmp",
+            "damaged",
+            "a b",
+            "ä",
+            "a\0",
+            &"x".repeat(129),
+        ] {
             assert!(!is_agent_id(wrong), "{wrong:?}");
         }
         for right in ["a", "0c2f7a-9.b_c", &"x".repeat(128)] {
@@ -427,7 +484,10 @@ mod tests {
         let wal = Wal::open(data.path(), 10).unwrap();
         wal.store(entry("a", 1, 6), b"123456").unwrap();
         let full = wal.store(entry("a", 2, 6), b"123456").unwrap_err();
-        assert!(matches!(full, StoreError::Full { held: 6, limit: 10 }), "{full}");
+        assert!(
+            matches!(full, StoreError::Full { held: 6, limit: 10 }),
+            "{full}"
+        );
         assert_eq!(wal.highest("a"), Some(1));
         wal.remove(&wal.oldest(Table::Stacks, u64::MAX));
         assert_eq!(wal.backlog(), Backlog::default());
@@ -442,7 +502,12 @@ mod tests {
         for (agent, seq) in [("a", 1), ("b", 7), ("a", 2), ("a", 3)] {
             wal.store(entry(agent, seq, 1), b"x").unwrap();
         }
-        let seqs = |budget| wal.oldest(Table::Stacks, budget).iter().map(|entry| entry.seq).collect::<Vec<_>>();
+        let seqs = |budget| {
+            wal.oldest(Table::Stacks, budget)
+                .iter()
+                .map(|entry| entry.seq)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(seqs(0), [1]);
         assert_eq!(seqs(250), [1, 7]);
         assert_eq!(seqs(u64::MAX), [1, 7, 2, 3]);

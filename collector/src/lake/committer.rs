@@ -45,13 +45,21 @@ const TARGET_FILE_BYTES: u64 = 256 << 20;
 pub async fn forget_committed(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
     for table in Table::ALL {
         let mut done = Vec::new();
-        for entry in wal.waiting().into_iter().filter(|entry| entry.table == table) {
+        for entry in wal
+            .waiting()
+            .into_iter()
+            .filter(|entry| entry.table == table)
+        {
             if entry.seq <= lake.committed(table, &entry.agent).await? {
                 done.push(entry);
             }
         }
         if !done.is_empty() {
-            tracing::info!(table = table.name(), batches = done.len(), "batches were committed before the restart");
+            tracing::info!(
+                table = table.name(),
+                batches = done.len(),
+                "batches were committed before the restart"
+            );
             wal.remove(&done);
         }
     }
@@ -60,7 +68,12 @@ pub async fn forget_committed(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
 
 /// Commits at every tick until `stopping` turns true, and once more then. Returns whether the
 /// log is empty at the end.
-pub async fn run(wal: Arc<Wal>, lake: Arc<Lake>, interval: Duration, mut stopping: watch::Receiver<bool>) -> bool {
+pub async fn run(
+    wal: Arc<Wal>,
+    lake: Arc<Lake>,
+    interval: Duration,
+    mut stopping: watch::Receiver<bool>,
+) -> bool {
     let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -73,7 +86,11 @@ pub async fn run(wal: Arc<Wal>, lake: Arc<Lake>, interval: Duration, mut stoppin
     commit_all(&wal, &lake).await;
     let left = wal.backlog();
     if left.files > 0 {
-        tracing::warn!(batches = left.files, bytes = left.bytes, "stopping with batches in the log; the next start commits them");
+        tracing::warn!(
+            batches = left.files,
+            bytes = left.bytes,
+            "stopping with batches in the log; the next start commits them"
+        );
     }
     left.files == 0
 }
@@ -107,7 +124,13 @@ async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<
             }
         };
         wal.remove(&loaded.sound);
-        tracing::debug!(table = table.name(), version, rows, batches = loaded.sound.len(), "committed");
+        tracing::debug!(
+            table = table.name(),
+            version,
+            rows,
+            batches = loaded.sound.len(),
+            "committed"
+        );
         if version > 0 && version.is_multiple_of(CHECKPOINT_INTERVAL) {
             checkpoint(&lake.table(table), table).await;
         }
@@ -138,7 +161,11 @@ struct Loaded {
 async fn load(wal: &Arc<Wal>, table: Table, entries: Vec<Entry>) -> Result<Loaded, LakeError> {
     let wal = Arc::clone(wal);
     let work = move || -> Result<Loaded, LakeError> {
-        let mut loaded = Loaded { rows: None, sound: Vec::new(), damaged: Vec::new() };
+        let mut loaded = Loaded {
+            rows: None,
+            sound: Vec::new(),
+            damaged: Vec::new(),
+        };
         let mut batches = Vec::new();
         for entry in entries {
             match read(&wal, &entry)? {
@@ -151,14 +178,19 @@ async fn load(wal: &Arc<Wal>, table: Table, entries: Vec<Entry>) -> Result<Loade
         }
         if !loaded.sound.is_empty() {
             let merged = rows::merge(table, &batches);
-            loaded.rows = Some(merged.map_err(|source| LakeError::Arrow { table: table.name(), source })?);
+            loaded.rows = Some(merged.map_err(|source| LakeError::Arrow {
+                table: table.name(),
+                source,
+            })?);
         }
         Ok(loaded)
     };
-    tokio::task::spawn_blocking(work).await.map_err(|source| LakeError::Io {
-        path: "_wal".into(),
-        source: io::Error::other(source),
-    })?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|source| LakeError::Io {
+            path: "_wal".into(),
+            source: io::Error::other(source),
+        })?
 }
 
 /// Reads one batch. The outer error is one that may pass; the inner one is damage.
@@ -167,14 +199,19 @@ fn read(wal: &Wal, entry: &Entry) -> Result<Result<Vec<RecordBatch>, String>, La
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
         // EIO: the disk gave the bytes up. NotFound: somebody removed the file.
-        Err(error) if error.raw_os_error() == Some(5) || error.kind() == io::ErrorKind::NotFound => {
+        Err(error)
+            if error.raw_os_error() == Some(5) || error.kind() == io::ErrorKind::NotFound =>
+        {
             return Ok(Err(error.to_string()));
         }
         Err(source) => return Err(LakeError::Io { path, source }),
     };
     let found = crc32fast::hash(&bytes);
     if found != entry.crc32 {
-        return Ok(Err(format!("CRC-32 is {found:08x}, expected {:08x}", entry.crc32)));
+        return Ok(Err(format!(
+            "CRC-32 is {found:08x}, expected {:08x}",
+            entry.crc32
+        )));
     }
     Ok(parquet_file::decode(entry.table, Bytes::from(bytes)).map_err(|error| error.to_string()))
 }
@@ -182,7 +219,9 @@ fn read(wal: &Wal, entry: &Entry) -> Result<Result<Vec<RecordBatch>, String>, La
 fn set_aside(wal: &Wal, entry: &Entry, reason: &str) -> Result<(), LakeError> {
     let path = entry.path(wal.root());
     let aside = wal.set_aside(entry).map_err(super::io_error(&path))?;
-    let rows = entry.rows.map_or("an unknown number of".to_string(), |rows| rows.to_string());
+    let rows = entry
+        .rows
+        .map_or("an unknown number of".to_string(), |rows| rows.to_string());
     tracing::error!(
         agent = &*entry.agent,
         batch_seq = entry.seq,
@@ -194,11 +233,18 @@ fn set_aside(wal: &Wal, entry: &Entry, reason: &str) -> Result<(), LakeError> {
     Ok(())
 }
 
-async fn commit(lake: &Lake, table: Table, rows: RecordBatch, entries: &[Entry]) -> Result<u64, LakeError> {
+async fn commit(
+    lake: &Lake,
+    table: Table,
+    rows: RecordBatch,
+    entries: &[Entry],
+) -> Result<u64, LakeError> {
     let highest = wal::highest_by_agent(entries);
     refuse_committed(lake, table, entries).await?;
     let mut delta = lake.table(table);
-    let version = write(&mut delta, table, rows, &highest).await.map_err(delta_error(table))?;
+    let version = write(&mut delta, table, rows, &highest)
+        .await
+        .map_err(delta_error(table))?;
     lake.committed_now(table, delta, highest);
     Ok(version)
 }
@@ -208,7 +254,10 @@ async fn commit(lake: &Lake, table: Table, rows: RecordBatch, entries: &[Entry])
 async fn refuse_committed(lake: &Lake, table: Table, entries: &[Entry]) -> Result<(), LakeError> {
     for entry in entries {
         if entry.seq <= lake.committed(table, &entry.agent).await? {
-            let both = format!("batch {} of agent {} is in the log and in the table", entry.seq, entry.agent);
+            let both = format!(
+                "batch {} of agent {} is in the log and in the table",
+                entry.seq, entry.agent
+            );
             return Err(delta_error(table)(DeltaTableError::Generic(both)));
         }
     }
@@ -226,7 +275,10 @@ async fn write(
         .with_target_file_size(TARGET_FILE_BYTES);
     writer.write(rows).await?;
     let adds = writer.flush().await?.into_iter().map(Action::Add).collect();
-    let partition_by: Vec<String> = rows::partition_columns(table).iter().map(|name| name.to_string()).collect();
+    let partition_by: Vec<String> = rows::partition_columns(table)
+        .iter()
+        .map(|name| name.to_string())
+        .collect();
     let operation = DeltaOperation::Write {
         mode: SaveMode::Append,
         partition_by: (!partition_by.is_empty()).then_some(partition_by),
@@ -259,7 +311,9 @@ fn transactions(highest: &HashMap<Arc<str>, u64>) -> Vec<Transaction> {
 fn writer_properties() -> Result<WriterProperties, DeltaTableError> {
     // Level 3: written once, read for months.
     let level = ZstdLevel::try_new(3)?;
-    Ok(WriterProperties::builder().set_compression(Compression::ZSTD(level)).build())
+    Ok(WriterProperties::builder()
+        .set_compression(Compression::ZSTD(level))
+        .build())
 }
 
 /// Checkpoints a table's log and removes entries that are older than its retention. A failure
@@ -270,7 +324,13 @@ async fn checkpoint(delta: &DeltaTable, table: Table) {
         Err(error) => Err(error),
     };
     match done {
-        Ok(removed) => tracing::debug!(table = table.name(), removed, "checkpointed the table's log"),
-        Err(error) => tracing::warn!(table = table.name(), %error, "failed to checkpoint the table's log"),
+        Ok(removed) => tracing::debug!(
+            table = table.name(),
+            removed,
+            "checkpointed the table's log"
+        ),
+        Err(error) => {
+            tracing::warn!(table = table.name(), %error, "failed to checkpoint the table's log")
+        }
     }
 }

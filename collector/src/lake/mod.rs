@@ -40,7 +40,9 @@ pub enum LakeError {
         source: Box<DeltaTableError>,
     },
     /// The table on disk is not one that this collector can write.
-    #[error("table {table} in {dir} does not fit: {detail}; it was written by another version or another program")]
+    #[error(
+        "table {table} in {dir} does not fit: {detail}; it was written by another version or another program"
+    )]
     Columns {
         /// Which table.
         table: &'static str,
@@ -68,7 +70,10 @@ pub enum LakeError {
 }
 
 fn delta_error(table: Table) -> impl FnOnce(DeltaTableError) -> LakeError {
-    move |source| LakeError::Delta { table: table.name(), source: Box::new(source) }
+    move |source| LakeError::Delta {
+        table: table.name(),
+        source: Box::new(source),
+    }
 }
 
 fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
@@ -93,18 +98,26 @@ impl Lake {
         for table in Table::ALL {
             tables.insert(table, RwLock::new(open_table(data, table).await?));
         }
-        Ok(Lake { tables, marks: Mutex::default() })
+        Ok(Lake {
+            tables,
+            marks: Mutex::default(),
+        })
     }
 
     /// The table as of its last commit.
     pub fn table(&self, table: Table) -> DeltaTable {
         // Every table is inserted in `open`.
-        self.tables[&table].read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.tables[&table]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn set(&self, table: Table, state: DeltaTable) {
         // Every table is inserted in `open`.
-        *self.tables[&table].write().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.tables[&table]
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// The highest `batch_seq` of an agent in one table, 0 if there is none.
@@ -113,7 +126,9 @@ impl Lake {
         if let Some(known) = self.marks().get(&key) {
             return Ok(*known);
         }
-        let found = transaction(&self.table(table), agent).await.map_err(delta_error(table))?;
+        let found = transaction(&self.table(table), agent)
+            .await
+            .map_err(delta_error(table))?;
         // A commit may have raised it meanwhile.
         let mut marks = self.marks();
         let mark = marks.entry(key).or_insert(found);
@@ -124,7 +139,11 @@ impl Lake {
     /// Takes over what a commit left: the table's new state and the agents' new marks.
     fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
         self.set(table, state);
-        self.marks().extend(highest.into_iter().map(|(agent, seq)| ((table, agent), seq)));
+        self.marks().extend(
+            highest
+                .into_iter()
+                .map(|(agent, seq)| ((table, agent), seq)),
+        );
     }
 
     /// Takes over a state that was read anew, with whatever marks it holds.
@@ -149,8 +168,13 @@ impl Lake {
 
 /// The highest `batch_seq` of an agent that a table holds, 0 if there is none.
 pub async fn transaction(table: &DeltaTable, agent: &str) -> Result<u64, DeltaTableError> {
-    let version = table.snapshot()?.transaction_version(&table.log_store(), agent).await?;
-    Ok(version.and_then(|version| u64::try_from(version).ok()).unwrap_or(0))
+    let version = table
+        .snapshot()?
+        .transaction_version(&table.log_store(), agent)
+        .await?;
+    Ok(version
+        .and_then(|version| u64::try_from(version).ok())
+        .unwrap_or(0))
 }
 
 async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
@@ -159,7 +183,10 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
     store::remove_temporaries(&dir).map_err(io_error(&dir))?;
     let url = Url::from_directory_path(&dir).map_err(|()| {
         let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
-        LakeError::Io { path: dir.clone(), source }
+        LakeError::Io {
+            path: dir.clone(),
+            source,
+        }
     })?;
     let failed = || delta_error(table);
     let mut delta = DeltaTableBuilder::from_url(url.clone())
@@ -167,7 +194,11 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
         .with_storage_backend(DurableStore::new(data), url)
         .build()
         .map_err(failed())?;
-    if !delta.verify_deltatable_existence().await.map_err(failed())? {
+    if !delta
+        .verify_deltatable_existence()
+        .await
+        .map_err(failed())?
+    {
         return create_table(delta, table).await.map_err(failed());
     }
     delta.load().await.map_err(failed())?;
@@ -190,15 +221,26 @@ async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, Del
 }
 
 fn kernel_schema(schema: &SchemaRef) -> Result<StructType, DeltaTableError> {
-    schema.as_ref().try_into_kernel().map_err(DeltaTableError::from)
+    schema
+        .as_ref()
+        .try_into_kernel()
+        .map_err(DeltaTableError::from)
 }
 
 /// Compares a table on disk with the wire schema; appends what it lacks.
-async fn append_columns(delta: DeltaTable, table: Table, dir: &Path) -> Result<DeltaTable, LakeError> {
+async fn append_columns(
+    delta: DeltaTable,
+    table: Table,
+    dir: &Path,
+) -> Result<DeltaTable, LakeError> {
     let failed = || delta_error(table);
     let found = arrow_schema(&delta).map_err(failed())?;
     let wanted = rows::lake_schema(table);
-    let wrong = |detail: String| LakeError::Columns { table: table.name(), dir: dir.to_path_buf(), detail };
+    let wrong = |detail: String| LakeError::Columns {
+        table: table.name(),
+        dir: dir.to_path_buf(),
+        detail,
+    };
     let mut missing = Vec::new();
     for field in wanted.fields() {
         match found.field_with_name(field.name()) {
@@ -215,19 +257,40 @@ async fn append_columns(delta: DeltaTable, table: Table, dir: &Path) -> Result<D
             Err(_) => return Err(wrong(format!("column {:?} is missing", field.name()))),
         }
     }
-    let partitions = delta.snapshot().map_err(failed())?.metadata().partition_columns().to_vec();
+    let partitions = delta
+        .snapshot()
+        .map_err(failed())?
+        .metadata()
+        .partition_columns()
+        .to_vec();
     if partitions != rows::partition_columns(table) {
         return Err(wrong(format!("it is partitioned by {partitions:?}")));
     }
     if missing.is_empty() {
         return Ok(delta);
     }
-    tracing::info!(table = table.name(), columns = missing.join(", "), "appending columns");
+    tracing::info!(
+        table = table.name(),
+        columns = missing.join(", "),
+        "appending columns"
+    );
     let kernel = kernel_schema(&wanted).map_err(failed())?;
-    let fields: Vec<StructField> = missing.iter().filter_map(|name| kernel.field(name).cloned()).collect();
-    delta.add_columns().with_fields(fields).await.map_err(failed())
+    let fields: Vec<StructField> = missing
+        .iter()
+        .filter_map(|name| kernel.field(name).cloned())
+        .collect();
+    delta
+        .add_columns()
+        .with_fields(fields)
+        .await
+        .map_err(failed())
 }
 
 fn arrow_schema(delta: &DeltaTable) -> Result<Schema, DeltaTableError> {
-    delta.snapshot()?.schema().as_ref().try_into_arrow().map_err(DeltaTableError::from)
+    delta
+        .snapshot()?
+        .schema()
+        .as_ref()
+        .try_into_arrow()
+        .map_err(DeltaTableError::from)
 }

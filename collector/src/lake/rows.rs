@@ -15,7 +15,11 @@ const DAY_HOURS: i64 = 24;
 
 /// Columns that partition a table; both come from `ts`, in UTC.
 pub fn partition_columns(table: Table) -> &'static [&'static str] {
-    if table.partitioned_by_time() { &["date", "hour"] } else { &[] }
+    if table.partitioned_by_time() {
+        &["date", "hour"]
+    } else {
+        &[]
+    }
 }
 
 /// The table's schema in the lake: the wire's, and the partition columns at the end.
@@ -51,7 +55,12 @@ pub fn merge(table: Table, batches: &[RecordBatch]) -> Result<RecordBatch, Arrow
 fn sort(table: Table, rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let columns = sort_columns(table)
         .iter()
-        .map(|name| Ok(SortColumn { values: Arc::clone(column(rows, name)?), options: None }))
+        .map(|name| {
+            Ok(SortColumn {
+                values: Arc::clone(column(rows, name)?),
+                options: None,
+            })
+        })
         .collect::<Result<Vec<_>, ArrowError>>()?;
     let order = lexsort_to_indices(&columns, None)?;
     take_record_batch(rows, &order)
@@ -63,11 +72,19 @@ fn with_partitions(table: Table, rows: RecordBatch) -> Result<RecordBatch, Arrow
     }
     let ts = column(&rows, "ts")?
         .as_primitive_opt::<TimestampMicrosecondType>()
-        .ok_or_else(|| ArrowError::SchemaError("ts is not a timestamp in microseconds".to_string()))?;
+        .ok_or_else(|| {
+            ArrowError::SchemaError("ts is not a timestamp in microseconds".to_string())
+        })?;
     // `ingest` lets in the years 1970 to 9999 only, so the day fits and no rounding goes down.
     let hours = ts.values().iter().map(|ts| ts.div_euclid(HOUR_US));
-    let (dates, hours): (Vec<i32>, Vec<i32>) =
-        hours.map(|hour| ((hour.div_euclid(DAY_HOURS)) as i32, hour.rem_euclid(DAY_HOURS) as i32)).unzip();
+    let (dates, hours): (Vec<i32>, Vec<i32>) = hours
+        .map(|hour| {
+            (
+                (hour.div_euclid(DAY_HOURS)) as i32,
+                hour.rem_euclid(DAY_HOURS) as i32,
+            )
+        })
+        .unzip();
     let mut columns: Vec<ArrayRef> = rows.columns().to_vec();
     columns.push(Arc::new(Date32Array::from(dates)));
     columns.push(Arc::new(Int32Array::from(hours)));
@@ -75,7 +92,8 @@ fn with_partitions(table: Table, rows: RecordBatch) -> Result<RecordBatch, Arrow
 }
 
 fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
-    rows.column_by_name(name).ok_or_else(|| ArrowError::SchemaError(format!("column {name:?} is missing")))
+    rows.column_by_name(name)
+        .ok_or_else(|| ArrowError::SchemaError(format!("column {name:?} is missing")))
 }
 
 #[cfg(test)]
@@ -86,7 +104,11 @@ mod tests {
     fn sort_columns_are_columns() {
         for table in Table::ALL {
             for name in sort_columns(table) {
-                assert!(table.schema().field_with_name(name).is_ok(), "{}.{name}", table.name());
+                assert!(
+                    table.schema().field_with_name(name).is_ok(),
+                    "{}.{name}",
+                    table.name()
+                );
             }
         }
     }

@@ -24,8 +24,9 @@ use futures::stream::BoxStream;
 use os::local::LocalFileSystem;
 use os::path::Path;
 use os::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result,
+    UploadPart,
 };
 
 use crate::folder;
@@ -64,9 +65,12 @@ pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
-        let is_temporary = name.to_str().and_then(|name| name.rsplit_once('#')).is_some_and(|(_, digits)| {
-            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
-        });
+        let is_temporary = name
+            .to_str()
+            .and_then(|name| name.rsplit_once('#'))
+            .is_some_and(|(_, digits)| {
+                !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+            });
         if entry.file_type()?.is_dir() {
             remove_temporaries(&entry.path())?;
         } else if is_temporary {
@@ -83,23 +87,40 @@ impl fmt::Display for DurableStore {
 }
 
 fn failed(source: io::Error) -> os::Error {
-    os::Error::Generic { store: "DurableStore", source: Box::new(source) }
+    os::Error::Generic {
+        store: "DurableStore",
+        source: Box::new(source),
+    }
 }
 
 /// Runs file work where it may block.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|source| os::Error::JoinError { source })?
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|source| os::Error::JoinError { source })?
 }
 
 /// Makes every name from a file's folder up to `root` durable.
 fn sync_folders(path: &FsPath, root: &FsPath) -> io::Result<()> {
-    for dir in path.ancestors().skip(1).take_while(|dir| dir.starts_with(root)) {
+    for dir in path
+        .ancestors()
+        .skip(1)
+        .take_while(|dir| dir.starts_with(root))
+    {
         folder::sync_dir(dir)?;
     }
     Ok(())
 }
 
-fn put(path: &FsPath, temporary: PathBuf, root: &FsPath, payload: &PutPayload, mode: &PutMode) -> Result<PutResult> {
+fn put(
+    path: &FsPath,
+    temporary: PathBuf,
+    root: &FsPath,
+    payload: &PutPayload,
+    mode: &PutMode,
+) -> Result<PutResult> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).map_err(failed)?;
     }
@@ -119,17 +140,28 @@ fn put(path: &FsPath, temporary: PathBuf, root: &FsPath, payload: &PutPayload, m
     match named {
         Ok(()) => {}
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {
-            return Err(os::Error::AlreadyExists { path: path.display().to_string(), source: Box::new(source) });
+            return Err(os::Error::AlreadyExists {
+                path: path.display().to_string(),
+                source: Box::new(source),
+            });
         }
         Err(source) => return Err(failed(source)),
     }
     sync_folders(path, root).map_err(failed)?;
-    Ok(PutResult { e_tag: None, version: None })
+    Ok(PutResult {
+        e_tag: None,
+        version: None,
+    })
 }
 
 #[async_trait]
 impl ObjectStore for DurableStore {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
         if matches!(options.mode, PutMode::Update(_)) {
             return self.local.put_opts(location, payload, options).await;
         }
@@ -146,19 +178,30 @@ impl ObjectStore for DurableStore {
     ) -> Result<Box<dyn MultipartUpload>> {
         let path = self.local.path_to_filesystem(location)?;
         let upload = self.local.put_multipart_opts(location, options).await?;
-        Ok(Box::new(DurableUpload { upload, path, root: self.root.clone() }))
+        Ok(Box::new(DurableUpload {
+            upload,
+            path,
+            root: self.root.clone(),
+        }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         self.local.get_opts(location, options).await
     }
 
-    async fn get_ranges(&self, location: &Path, ranges: &[std::ops::Range<u64>]) -> Result<Vec<bytes::Bytes>> {
+    async fn get_ranges(
+        &self,
+        location: &Path,
+        ranges: &[std::ops::Range<u64>],
+    ) -> Result<Vec<bytes::Bytes>> {
         self.local.get_ranges(location, ranges).await
     }
 
     /// Not made durable: a file that comes back after a power cut is one that nothing names.
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
         self.local.delete_stream(locations)
     }
 
@@ -166,7 +209,11 @@ impl ObjectStore for DurableStore {
         self.local.list(prefix)
     }
 
-    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
         self.local.list_with_offset(prefix, offset)
     }
 
@@ -195,7 +242,9 @@ impl DurableStore {
 
 fn sync_file(path: &FsPath, root: &FsPath) -> Result<()> {
     let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
-    synced.and_then(|()| sync_folders(path, root)).map_err(failed)
+    synced
+        .and_then(|()| sync_folders(path, root))
+        .map_err(failed)
 }
 
 #[derive(Debug)]
@@ -233,14 +282,37 @@ mod tests {
         let root = dir.path().canonicalize().unwrap();
         let store = DurableStore::new(&root);
         let path = Path::from_absolute_path(root.join("t/_delta_log/0.json")).unwrap();
-        let create = PutOptions { mode: PutMode::Create, ..Default::default() };
-        store.put_opts(&path, "one".into(), create.clone()).await.unwrap();
-        let again = store.put_opts(&path, "two".into(), create).await.unwrap_err();
+        let create = PutOptions {
+            mode: PutMode::Create,
+            ..Default::default()
+        };
+        store
+            .put_opts(&path, "one".into(), create.clone())
+            .await
+            .unwrap();
+        let again = store
+            .put_opts(&path, "two".into(), create)
+            .await
+            .unwrap_err();
         assert!(matches!(again, os::Error::AlreadyExists { .. }), "{again}");
-        assert_eq!(std::fs::read(root.join("t/_delta_log/0.json")).unwrap(), b"one");
-        store.put_opts(&path, "three".into(), PutOptions::default()).await.unwrap();
-        assert_eq!(std::fs::read(root.join("t/_delta_log/0.json")).unwrap(), b"three");
-        assert_eq!(std::fs::read_dir(root.join("t/_delta_log")).unwrap().count(), 1);
+        assert_eq!(
+            std::fs::read(root.join("t/_delta_log/0.json")).unwrap(),
+            b"one"
+        );
+        store
+            .put_opts(&path, "three".into(), PutOptions::default())
+            .await
+            .unwrap();
+        assert_eq!(
+            std::fs::read(root.join("t/_delta_log/0.json")).unwrap(),
+            b"three"
+        );
+        assert_eq!(
+            std::fs::read_dir(root.join("t/_delta_log"))
+                .unwrap()
+                .count(),
+            1
+        );
     }
 
     #[test]

@@ -4,9 +4,11 @@
 //! - read-only: what is not a query is refused before it runs (`vramscope_queries::session`);
 //! - each query sees one state of all tables, with everything committed before it came;
 //! - memory (shared by all queries), time and rows are bounded; a query that meets a limit ends
-//!   with an error, never with a shorter answer;
+//!   with an error, never with a shorter answer ([`pool`]);
 //! - nothing is kept between requests: a ticket and a prepared statement's handle are the SQL
 //!   text, so a client may come back after a restart.
+
+pub mod pool;
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -22,15 +24,15 @@ use arrow_flight::sql::metadata::{SqlInfoData, SqlInfoDataBuilder};
 use arrow_flight::sql::server::FlightSqlService;
 use arrow_flight::sql::{
     ActionClosePreparedStatementRequest, ActionCreatePreparedStatementRequest,
-    ActionCreatePreparedStatementResult, CommandGetCatalogs, CommandGetDbSchemas, CommandGetSqlInfo,
-    CommandGetTableTypes, CommandGetTables, CommandPreparedStatementQuery, CommandStatementQuery,
-    ProstMessageExt, SqlInfo, TicketStatementQuery,
+    ActionCreatePreparedStatementResult, CommandGetCatalogs, CommandGetDbSchemas,
+    CommandGetSqlInfo, CommandGetTableTypes, CommandGetTables, CommandPreparedStatementQuery,
+    CommandStatementQuery, ProstMessageExt, SqlInfo, TicketStatementQuery,
 };
 use arrow_flight::{
     Action, FlightDescriptor, FlightEndpoint, FlightInfo, IpcMessage, SchemaAsIpc, Ticket,
 };
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::{LogicalPlan, TableType};
+use datafusion::logical_expr::TableType;
 use datafusion::prelude::SessionContext;
 use futures::{Stream, StreamExt, TryStreamExt};
 use prost::Message;
@@ -39,44 +41,63 @@ use vramscope_queries::Error;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::{self, Limits};
 
+use pool::Lane;
+
 type FlightStream = <Door as FlightService>::DoGetStream;
 
 /// The service. Clones share everything.
 #[derive(Clone)]
 pub struct Door {
     folder: Arc<Folder>,
-    limits: Limits,
+    lane: Lane,
+    time: Duration,
+    max_rows: usize,
 }
 
 impl Door {
     /// A door to an open data folder.
-    pub fn new(folder: Arc<Folder>, time: Duration, max_rows: u64) -> Door {
-        let rows = usize::try_from(max_rows).unwrap_or(usize::MAX);
-        Door { folder, limits: Limits { time: Some(time), rows: Some(rows) } }
+    pub fn new(folder: Arc<Folder>, lane: Lane, time: Duration, max_rows: u64) -> Door {
+        Door {
+            folder,
+            lane,
+            time,
+            max_rows: usize::try_from(max_rows).unwrap_or(usize::MAX),
+        }
     }
 
     async fn session(&self) -> Result<SessionContext, Status> {
-        self.folder.session().await.map_err(status)
+        let folder = Arc::clone(&self.folder);
+        let open = async move { folder.session().await };
+        self.lane.run(self.time, open).await.map_err(status)
     }
 
-    async fn plan(&self, sql: &str) -> Result<(SessionContext, LogicalPlan), Status> {
-        let session = self.session().await?;
-        // Planning reads the tables' logs only, but a crafted text can still take long.
-        let time = self.limits.time.unwrap_or(Duration::MAX);
-        let plan = tokio::time::timeout(time, session::plan(&session, sql))
-            .await
-            .map_err(|_| status(Error::TimedOut(time)))?
-            .map_err(status)?;
-        Ok((session, plan))
+    /// The schema of a query's answer.
+    async fn schema(&self, sql: &str) -> Result<Schema, Status> {
+        let (folder, sql) = (Arc::clone(&self.folder), sql.to_string());
+        let plan = async move {
+            let session = folder.session().await?;
+            let plan = session::plan(&session, &sql).await?;
+            Ok(plan.schema().as_arrow().clone())
+        };
+        self.lane.run(self.time, plan).await.map_err(status)
     }
 
     async fn answer(&self, sql: &str) -> Result<Response<FlightStream>, Status> {
-        let (session, plan) = self.plan(sql).await?;
-        let rows = session::execute(&session, plan, self.limits).await.map_err(status)?;
-        let schema = rows.schema();
-        let rows = rows.map_err(|error: DataFusionError| {
-            FlightError::Tonic(Box::new(status(Error::from(error))))
-        });
+        let (folder, sql) = (Arc::clone(&self.folder), sql.to_string());
+        // The pool ends what takes too long, also what never pauses.
+        let limits = Limits {
+            time: None,
+            rows: Some(self.max_rows),
+        };
+        let work = async move {
+            let session = folder.session().await?;
+            session::query(&session, &sql, limits).await
+        };
+        let rows = self.lane.stream(self.time, work).await.map_err(status)?;
+        let schema = Arc::clone(&rows.schema);
+        let rows = rows
+            .into_stream()
+            .map_err(|error| FlightError::Tonic(Box::new(status(error))));
         Ok(flight(schema, rows))
     }
 
@@ -86,8 +107,7 @@ impl Door {
         ticket: Vec<u8>,
         descriptor: FlightDescriptor,
     ) -> Result<Response<FlightInfo>, Status> {
-        let (_, plan) = self.plan(sql).await?;
-        info(plan.schema().as_arrow(), ticket, descriptor)
+        info(&self.schema(sql).await?, ticket, descriptor)
     }
 }
 
@@ -105,7 +125,9 @@ fn status(error: Error) -> Status {
                 Some(Error::TimedOut(_)) => Status::deadline_exceeded(text),
                 _ => Status::internal(text),
             },
-            DataFusionError::ObjectStore(_) | DataFusionError::IoError(_) | DataFusionError::Internal(_) => {
+            DataFusionError::ObjectStore(_)
+            | DataFusionError::IoError(_)
+            | DataFusionError::Internal(_) => {
                 tracing::warn!("a query failed: {text}");
                 Status::internal(text)
             }
@@ -122,7 +144,10 @@ fn flight(
     schema: SchemaRef,
     rows: impl Stream<Item = Result<RecordBatch, FlightError>> + Send + 'static,
 ) -> Response<FlightStream> {
-    let stream = FlightDataEncoderBuilder::new().with_schema(schema).build(rows).map_err(Status::from);
+    let stream = FlightDataEncoderBuilder::new()
+        .with_schema(schema)
+        .build(rows)
+        .map_err(Status::from);
     Response::new(stream.boxed())
 }
 
@@ -130,7 +155,11 @@ fn one_batch(schema: SchemaRef, batch: Result<RecordBatch, FlightError>) -> Resp
     flight(schema, futures::stream::once(async { batch }))
 }
 
-fn info(schema: &Schema, ticket: Vec<u8>, descriptor: FlightDescriptor) -> Result<Response<FlightInfo>, Status> {
+fn info(
+    schema: &Schema,
+    ticket: Vec<u8>,
+    descriptor: FlightDescriptor,
+) -> Result<Response<FlightInfo>, Status> {
     let endpoint = FlightEndpoint::new().with_ticket(Ticket::new(ticket));
     let info = FlightInfo::new()
         .try_with_schema(schema)
@@ -156,7 +185,9 @@ static SQL_INFO: LazyLock<Result<SqlInfoData, FlightError>> = LazyLock::new(|| {
 });
 
 fn sql_info() -> Result<&'static SqlInfoData, Status> {
-    SQL_INFO.as_ref().map_err(|error| Status::internal(error.to_string()))
+    SQL_INFO
+        .as_ref()
+        .map_err(|error| Status::internal(error.to_string()))
 }
 
 #[tonic::async_trait]
@@ -168,8 +199,15 @@ impl FlightSqlService for Door {
         query: CommandStatementQuery,
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = TicketStatementQuery { statement_handle: query.query.clone().into() };
-        self.info(&query.query, ticket.as_any().encode_to_vec(), request.into_inner()).await
+        let ticket = TicketStatementQuery {
+            statement_handle: query.query.clone().into(),
+        };
+        self.info(
+            &query.query,
+            ticket.as_any().encode_to_vec(),
+            request.into_inner(),
+        )
+        .await
     }
 
     async fn do_get_statement(
@@ -185,12 +223,12 @@ impl FlightSqlService for Door {
         query: ActionCreatePreparedStatementRequest,
         _request: Request<Action>,
     ) -> Result<ActionCreatePreparedStatementResult, Status> {
-        let (_, plan) = self.plan(&query.query).await?;
+        let schema = self.schema(&query.query).await?;
         let options = IpcWriteOptions::default();
         let message: Result<IpcMessage, ArrowError> =
-            SchemaAsIpc::new(plan.schema().as_arrow(), &options).try_into();
-        let IpcMessage(dataset_schema) =
-            message.map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?;
+            SchemaAsIpc::new(&schema, &options).try_into();
+        let IpcMessage(dataset_schema) = message
+            .map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?;
         Ok(ActionCreatePreparedStatementResult {
             prepared_statement_handle: query.query.into(),
             dataset_schema,
@@ -212,7 +250,12 @@ impl FlightSqlService for Door {
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
         let ticket = query.as_any().encode_to_vec();
-        self.info(sql_of(&query.prepared_statement_handle)?, ticket, request.into_inner()).await
+        self.info(
+            sql_of(&query.prepared_statement_handle)?,
+            ticket,
+            request.into_inner(),
+        )
+        .await
     }
 
     async fn do_get_prepared_statement(
@@ -261,7 +304,11 @@ impl FlightSqlService for Door {
         let session = self.session().await?;
         let mut builder = query.into_builder();
         for name in session.catalog_names() {
-            for schema in session.catalog(&name).map(|catalog| catalog.schema_names()).unwrap_or_default() {
+            for schema in session
+                .catalog(&name)
+                .map(|catalog| catalog.schema_names())
+                .unwrap_or_default()
+            {
                 builder.append(&name, &schema);
             }
         }
@@ -285,17 +332,26 @@ impl FlightSqlService for Door {
         let session = self.session().await?;
         let mut builder = query.into_builder();
         for catalog_name in session.catalog_names() {
-            let Some(catalog) = session.catalog(&catalog_name) else { continue };
+            let Some(catalog) = session.catalog(&catalog_name) else {
+                continue;
+            };
             for schema_name in catalog.schema_names() {
-                let Some(schema) = catalog.schema(&schema_name) else { continue };
+                let Some(schema) = catalog.schema(&schema_name) else {
+                    continue;
+                };
                 for name in schema.table_names() {
-                    let table = schema.table(&name).await.map_err(|error| status(error.into()))?;
+                    let table = schema
+                        .table(&name)
+                        .await
+                        .map_err(|error| status(error.into()))?;
                     let Some(table) = table else { continue };
                     let kind = match table.table_type() {
                         TableType::View => "VIEW",
                         _ => "TABLE",
                     };
-                    builder.append(&catalog_name, &schema_name, &name, kind, &table.schema()).map_err(Status::from)?;
+                    builder
+                        .append(&catalog_name, &schema_name, &name, kind, &table.schema())
+                        .map_err(Status::from)?;
                 }
             }
         }
@@ -328,7 +384,11 @@ impl FlightSqlService for Door {
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
         let ticket = query.as_any().encode_to_vec();
-        info(&query.into_builder(sql_info()?).schema(), ticket, request.into_inner())
+        info(
+            &query.into_builder(sql_info()?).schema(),
+            ticket,
+            request.into_inner(),
+        )
     }
 
     async fn do_get_sql_info(

@@ -1,5 +1,6 @@
 //! What is taken, what is not, and that what is taken is all there, once.
 
+use deltalake::kernel::engine::arrow_conversion::TryIntoArrow;
 use vramscope_wire::proto::{Batch, Outcome};
 use vramscope_wire::{SCHEMA_VERSION, Table};
 
@@ -21,28 +22,49 @@ async fn every_table_round_trips() {
             }
         }
         let acks = push(&collector.address, batches).await;
-        assert!(acks.iter().all(|ack| ack.outcome() == Outcome::Stored), "{acks:?}");
+        assert!(
+            acks.iter().all(|ack| ack.outcome() == Outcome::Stored),
+            "{acks:?}"
+        );
     }
     for table in Table::ALL {
         wait_for_rows(&collector.address, table, 160).await;
-        assert_eq!(stored(&collector.address, table).await, lines(&sent[&table]), "{}", table.name());
+        assert_eq!(
+            stored(&collector.address, table).await,
+            lines(&sent[&table]),
+            "{}",
+            table.name()
+        );
     }
     // Rows 0 to 3 of a batch lie in the hours 13 to 16 of 2026-11-29.
-    let partitions = sql(&collector.address, "SELECT date, hour, count(*) FROM devices GROUP BY 1, 2").await.unwrap();
+    let partitions = sql(
+        &collector.address,
+        "SELECT date, hour, count(*) FROM devices GROUP BY 1, 2",
+    )
+    .await
+    .unwrap();
     let expected = [13, 14, 15, 16].map(|hour| format!("2026-11-29|{hour}|40"));
     assert_eq!(lines(&partitions), expected);
     assert!(collector.stop().success());
     assert!(log_files(data.path()).is_empty());
 
     for table in Table::ALL {
-        let url = url::Url::from_directory_path(data.path().canonicalize().unwrap().join(table.name())).unwrap();
+        let url =
+            url::Url::from_directory_path(data.path().canonicalize().unwrap().join(table.name()))
+                .unwrap();
         let delta = deltalake::open_table(url).await.unwrap();
-        let provider = delta.table_provider().await.unwrap();
-        let found = provider.schema();
+        let schema = delta.snapshot().unwrap().schema();
+        let found: arrow::datatypes::Schema = schema.as_ref().try_into_arrow().unwrap();
         for (index, field) in table.schema().fields().iter().enumerate() {
             assert_eq!(found.field(index).name(), field.name());
             // With the names and nullability of what is nested.
-            assert_eq!(found.field(index).data_type(), field.data_type(), "{}.{}", table.name(), field.name());
+            assert_eq!(
+                found.field(index).data_type(),
+                field.data_type(),
+                "{}.{}",
+                table.name(),
+                field.name()
+            );
         }
     }
 }
@@ -60,18 +82,33 @@ async fn a_resend_counts_once() {
         ]
     };
     let collector = Collector::start(data.path(), NEVER);
-    assert_eq!(outcomes(&push(&collector.address, batches()).await), [Outcome::Stored; 3]);
-    assert_eq!(outcomes(&push(&collector.address, batches()).await), [Outcome::Duplicate; 3]);
+    assert_eq!(
+        outcomes(&push(&collector.address, batches()).await),
+        [Outcome::Stored; 3]
+    );
+    assert_eq!(
+        outcomes(&push(&collector.address, batches()).await),
+        [Outcome::Duplicate; 3]
+    );
     assert!(collector.stop().success());
 
     let collector = Collector::start(data.path(), FAST);
-    assert_eq!(outcomes(&push(&collector.address, batches()).await), [Outcome::Duplicate; 3]);
+    assert_eq!(
+        outcomes(&push(&collector.address, batches()).await),
+        [Outcome::Duplicate; 3]
+    );
     // Below the highest of another table, never sent: going back is a resend.
     let low = made(Table::Stacks, "agent-a", 8, 10).0;
-    assert_eq!(outcomes(&push(&collector.address, vec![low]).await), [Outcome::Duplicate]);
+    assert_eq!(
+        outcomes(&push(&collector.address, vec![low]).await),
+        [Outcome::Duplicate]
+    );
     // Another agent's line is its own.
     let other = made(Table::Stacks, "agent-b", 1, 10).0;
-    assert_eq!(outcomes(&push(&collector.address, vec![other]).await), [Outcome::Stored]);
+    assert_eq!(
+        outcomes(&push(&collector.address, vec![other]).await),
+        [Outcome::Stored]
+    );
     wait_for_rows(&collector.address, Table::Stacks, 20).await;
     assert_eq!(count(&collector.address, Table::AllocEvents).await, 20);
 }
@@ -82,8 +119,10 @@ async fn what_cannot_be_taken_is_rejected_and_the_rest_goes_on() {
     let data = tempfile::tempdir().unwrap();
     let collector = Collector::start(data.path(), FAST);
     let good = |seq| made(Table::AllocEvents, "agent-a", seq, 10).0;
-    let with_bytes = |seq, parquet: Vec<u8>| {
-        Batch { crc32: crc32fast::hash(&parquet), parquet, ..good(seq) }
+    let with_bytes = |seq, parquet: Vec<u8>| Batch {
+        crc32: crc32fast::hash(&parquet),
+        parquet,
+        ..good(seq)
     };
     let whole = good(1).parquet;
     let mut flipped = whole.clone();
@@ -92,35 +131,120 @@ async fn what_cannot_be_taken_is_rejected_and_the_rest_goes_on() {
     let early = {
         let rows = rows(Table::Devices, "agent-a", 1, 1);
         let mut columns = rows.columns().to_vec();
-        let before_1970 = arrow::array::TimestampMicrosecondArray::from(vec![-1]).with_timezone("UTC");
+        let before_1970 =
+            arrow::array::TimestampMicrosecondArray::from(vec![-1]).with_timezone("UTC");
         columns[0] = std::sync::Arc::new(before_1970);
         let rows = arrow::array::RecordBatch::try_new(rows.schema(), columns).unwrap();
         batch(Table::Devices, "agent-a", 1, &rows)
     };
     let hostile = [
-        ("CRC-32", Batch { crc32: good(1).crc32 ^ 1, ..good(1) }),
-        ("CRC-32", Batch { parquet: flipped.clone(), ..good(1) }),
-        ("not a readable Parquet file", with_bytes(1, b"garbage".to_vec())),
+        (
+            "CRC-32",
+            Batch {
+                crc32: good(1).crc32 ^ 1,
+                ..good(1)
+            },
+        ),
+        (
+            "CRC-32",
+            Batch {
+                parquet: flipped.clone(),
+                ..good(1)
+            },
+        ),
+        (
+            "not a readable Parquet file",
+            with_bytes(1, b"garbage".to_vec()),
+        ),
         ("not a readable Parquet file", with_bytes(1, Vec::new())),
-        ("not a readable Parquet file", with_bytes(1, whole[..whole.len() / 2].to_vec())),
-        ("do not fit table alloc_events", with_bytes(1, made(Table::Stacks, "agent-a", 1, 10).0.parquet)),
-        ("unknown table \"nonesuch\"", Batch { table: "nonesuch".into(), ..good(1) }),
-        ("unknown table \"../stacks\"", Batch { table: "../stacks".into(), ..good(1) }),
-        ("schema version", Batch { schema_version: SCHEMA_VERSION + 1, ..good(1) }),
-        ("agent_id", Batch { agent_id: "../x".into(), ..good(1) }),
-        ("agent_id", Batch { agent_id: "/etc".into(), ..good(1) }),
-        ("agent_id", Batch { agent_id: String::new(), ..good(1) }),
-        ("agent_id", Batch { agent_id: "damaged".into(), ..good(1) }),
-        ("batch_seq", Batch { batch_seq: 0, ..good(1) }),
-        ("batch_seq", Batch { batch_seq: u64::MAX, ..good(1) }),
-        ("11", Batch { rows: 11, ..good(1) }),
+        (
+            "not a readable Parquet file",
+            with_bytes(1, whole[..whole.len() / 2].to_vec()),
+        ),
+        (
+            "do not fit table alloc_events",
+            with_bytes(1, made(Table::Stacks, "agent-a", 1, 10).0.parquet),
+        ),
+        (
+            "unknown table \"nonesuch\"",
+            Batch {
+                table: "nonesuch".into(),
+                ..good(1)
+            },
+        ),
+        (
+            "unknown table \"../stacks\"",
+            Batch {
+                table: "../stacks".into(),
+                ..good(1)
+            },
+        ),
+        (
+            "schema version",
+            Batch {
+                schema_version: SCHEMA_VERSION + 1,
+                ..good(1)
+            },
+        ),
+        (
+            "agent_id",
+            Batch {
+                agent_id: "../x".into(),
+                ..good(1)
+            },
+        ),
+        (
+            "agent_id",
+            Batch {
+                agent_id: "/etc".into(),
+                ..good(1)
+            },
+        ),
+        (
+            "agent_id",
+            Batch {
+                agent_id: String::new(),
+                ..good(1)
+            },
+        ),
+        (
+            "agent_id",
+            Batch {
+                agent_id: "damaged".into(),
+                ..good(1)
+            },
+        ),
+        (
+            "batch_seq",
+            Batch {
+                batch_seq: 0,
+                ..good(1)
+            },
+        ),
+        (
+            "batch_seq",
+            Batch {
+                batch_seq: u64::MAX,
+                ..good(1)
+            },
+        ),
+        (
+            "11",
+            Batch {
+                rows: 11,
+                ..good(1)
+            },
+        ),
         ("1970", early),
     ];
     let mut batches = vec![good(1)];
     // A number above the good ones: what is rejected must not move the agent's mark.
     batches.extend(hostile.iter().map(|(_, batch)| {
         let is_about_seq = batch.batch_seq != 1;
-        Batch { batch_seq: if is_about_seq { batch.batch_seq } else { 1000 }, ..batch.clone() }
+        Batch {
+            batch_seq: if is_about_seq { batch.batch_seq } else { 1000 },
+            ..batch.clone()
+        }
     }));
     batches.push(good(2));
     let acks = push(&collector.address, batches).await;
@@ -136,7 +260,10 @@ async fn what_cannot_be_taken_is_rejected_and_the_rest_goes_on() {
     // Damage that the checksum covers up must be found by the decoder or be harmless: the
     // server stays up either way.
     let acks = push(&collector.address, vec![with_bytes(3, flipped), good(4)]).await;
-    assert!(matches!(acks[0].outcome(), Outcome::Rejected | Outcome::Stored), "{acks:?}");
+    assert!(
+        matches!(acks[0].outcome(), Outcome::Rejected | Outcome::Stored),
+        "{acks:?}"
+    );
     assert_eq!(acks[1].outcome(), Outcome::Stored);
     assert!(collector.stop().success());
 }
@@ -150,21 +277,46 @@ async fn a_full_log_puts_off_in_order() {
     let large = made(Table::Stacks, "agent-a", 2, 5000).0;
     let limit = 10 * small(1).parquet.len();
     assert!(large.parquet.len() > limit);
-    let flags = [NEVER, &["--wal-limit-bytes", &limit.to_string()]].concat();
+    let limit = limit.to_string();
+    let flags = [NEVER, &["--wal-limit-bytes", &limit]].concat();
     let collector = Collector::start(data.path(), &flags);
-    let acks = push(&collector.address, vec![small(1), large.clone(), small(3), large.clone(), small(3)]).await;
-    let expected = [Outcome::Stored, Outcome::Retry, Outcome::Retry, Outcome::Retry, Outcome::Retry];
+    let acks = push(
+        &collector.address,
+        vec![small(1), large.clone(), small(3), large.clone(), small(3)],
+    )
+    .await;
+    let expected = [
+        Outcome::Stored,
+        Outcome::Retry,
+        Outcome::Retry,
+        Outcome::Retry,
+        Outcome::Retry,
+    ];
     assert_eq!(outcomes(&acks), expected, "{acks:?}");
-    assert!(acks[1].message.contains("wal_limit_bytes"), "{}", acks[1].message);
+    assert!(
+        acks[1].message.contains("wal_limit_bytes"),
+        "{}",
+        acks[1].message
+    );
     assert!(collector.stop().success());
 
     // The stop has committed the log: now there is room, and on one stream the line moves on.
-    let collector = Collector::start(data.path(), &[FAST, &["--wal-limit-bytes", &limit.to_string()]].concat());
+    let collector = Collector::start(
+        data.path(),
+        &[FAST, &["--wal-limit-bytes", &limit]].concat(),
+    );
     let acks = push(&collector.address, vec![small(1), large, small(3)]).await;
-    assert_eq!(outcomes(&acks)[..2], [Outcome::Duplicate, Outcome::Stored], "{acks:?}");
+    assert_eq!(
+        outcomes(&acks)[..2],
+        [Outcome::Duplicate, Outcome::Stored],
+        "{acks:?}"
+    );
     if acks[2].outcome() == Outcome::Retry {
         wait_for_rows(&collector.address, Table::Stacks, 5005).await;
-        assert_eq!(outcomes(&push(&collector.address, vec![small(3)]).await), [Outcome::Stored]);
+        assert_eq!(
+            outcomes(&push(&collector.address, vec![small(3)]).await),
+            [Outcome::Stored]
+        );
     }
     wait_for_rows(&collector.address, Table::Stacks, 5010).await;
 }
@@ -179,8 +331,15 @@ async fn a_log_that_cannot_be_written_puts_off() {
     let (batch, _) = made(Table::Stacks, "agent-a", 1, 5);
     let acks = push(&collector.address, vec![batch.clone()]).await;
     assert_eq!(outcomes(&acks), [Outcome::Retry]);
-    assert!(acks[0].message.contains("_wal/agent-a"), "{}", acks[0].message);
+    assert!(
+        acks[0].message.contains("_wal/agent-a"),
+        "{}",
+        acks[0].message
+    );
     std::fs::remove_file(&in_the_way).unwrap();
-    assert_eq!(outcomes(&push(&collector.address, vec![batch]).await), [Outcome::Stored]);
+    assert_eq!(
+        outcomes(&push(&collector.address, vec![batch]).await),
+        [Outcome::Stored]
+    );
     wait_for_rows(&collector.address, Table::Stacks, 5).await;
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::{
-    ArrayRef, BooleanArray, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray,
-    StructArray, TimestampMicrosecondArray,
+    ArrayRef, BooleanArray, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch,
+    StringArray, StructArray, TimestampMicrosecondArray,
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field};
@@ -54,9 +54,17 @@ impl Collector {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}"));
-        Collector { address: format!("http://{address}"), child }
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .unwrap_or_else(|| panic!("{line:?}"));
+        Collector {
+            address: format!("http://{address}"),
+            child,
+        }
     }
 
     /// SIGKILL: nothing can be cleaned up.
@@ -68,7 +76,13 @@ impl Collector {
     /// SIGTERM; waits for the end.
     pub fn stop(mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
         self.child.wait().unwrap()
     }
 
@@ -103,7 +117,11 @@ pub async fn ingest_client(address: &str) -> IngestClient<Channel> {
 /// Sends batches on one stream; the acknowledgements in order.
 pub async fn push(address: &str, batches: Vec<Batch>) -> Vec<Ack> {
     let mut client = ingest_client(address).await;
-    let acks = client.push(futures::stream::iter(batches)).await.unwrap().into_inner();
+    let acks = client
+        .push(futures::stream::iter(batches))
+        .await
+        .unwrap()
+        .into_inner();
     acks.try_collect().await.unwrap()
 }
 
@@ -112,24 +130,42 @@ pub fn outcomes(acks: &[Ack]) -> Vec<Outcome> {
 }
 
 pub async fn sql_client(address: &str) -> FlightSqlServiceClient<Channel> {
-    let channel = Channel::from_shared(address.to_string()).unwrap().connect().await.unwrap();
+    let channel = Channel::from_shared(address.to_string())
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
     FlightSqlServiceClient::new(channel)
 }
 
 /// Answers a query over Flight SQL; the error's text if it fails.
 pub async fn sql(address: &str, sql: &str) -> Result<Vec<RecordBatch>, String> {
     let mut client = sql_client(address).await;
-    let info = client.execute(sql.to_string(), None).await.map_err(|error| error.to_string())?;
+    let info = client
+        .execute(sql.to_string(), None)
+        .await
+        .map_err(|error| error.to_string())?;
     let mut batches = Vec::new();
     for endpoint in info.endpoint {
-        let rows = client.do_get(endpoint.ticket.unwrap()).await.map_err(|error| error.to_string())?;
-        batches.extend(rows.try_collect::<Vec<_>>().await.map_err(|error| error.to_string())?);
+        let rows = client
+            .do_get(endpoint.ticket.unwrap())
+            .await
+            .map_err(|error| error.to_string())?;
+        batches.extend(
+            rows.try_collect::<Vec<_>>()
+                .await
+                .map_err(|error| error.to_string())?,
+        );
     }
     Ok(batches)
 }
 
 pub async fn count(address: &str, table: Table) -> i64 {
-    let rows = lines(&sql(address, &format!("SELECT count(*) FROM {}", table.name())).await.unwrap());
+    let rows = lines(
+        &sql(address, &format!("SELECT count(*) FROM {}", table.name()))
+            .await
+            .unwrap(),
+    );
     rows[0].parse().unwrap()
 }
 
@@ -141,7 +177,11 @@ pub async fn wait_for_rows(address: &str, table: Table, rows: i64) {
         if found == rows {
             return;
         }
-        assert!(found < rows && Instant::now() < give_up, "{} has {found} rows, expected {rows}", table.name());
+        assert!(
+            found < rows && Instant::now() < give_up,
+            "{} has {found} rows, expected {rows}",
+            table.name()
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -152,10 +192,16 @@ pub fn lines(batches: &[RecordBatch]) -> Vec<String> {
     let options = FormatOptions::default().with_null("NULL");
     let mut lines = Vec::new();
     for batch in batches {
-        let columns: Vec<_> =
-            batch.columns().iter().map(|column| ArrayFormatter::try_new(column, &options).unwrap()).collect();
+        let columns: Vec<_> = batch
+            .columns()
+            .iter()
+            .map(|column| ArrayFormatter::try_new(column, &options).unwrap())
+            .collect();
         for row in 0..batch.num_rows() {
-            let values: Vec<_> = columns.iter().map(|column| column.value(row).to_string()).collect();
+            let values: Vec<_> = columns
+                .iter()
+                .map(|column| column.value(row).to_string())
+                .collect();
             lines.push(values.join("|"));
         }
     }
@@ -165,11 +211,23 @@ pub fn lines(batches: &[RecordBatch]) -> Vec<String> {
 
 /// The table's wire columns, as the collector's SQL door gives them.
 pub async fn stored(address: &str, table: Table) -> Vec<String> {
-    lines(&sql(address, &format!("SELECT {} FROM {}", wire_columns(table), table.name())).await.unwrap())
+    lines(
+        &sql(
+            address,
+            &format!("SELECT {} FROM {}", wire_columns(table), table.name()),
+        )
+        .await
+        .unwrap(),
+    )
 }
 
 pub fn wire_columns(table: Table) -> String {
-    let names: Vec<_> = table.schema().fields().iter().map(|field| format!("\"{}\"", field.name())).collect();
+    let names: Vec<_> = table
+        .schema()
+        .fields()
+        .iter()
+        .map(|field| format!("\"{}\"", field.name()))
+        .collect();
     names.join(", ")
 }
 
@@ -184,8 +242,10 @@ pub fn rows(table: Table, agent: &str, seq: u64, rows: usize) -> RecordBatch {
         .map(|(index, field)| match field.name().as_str() {
             "agent_id" => Arc::new(StringArray::from(vec![agent; rows])) as ArrayRef,
             "batch_seq" => Arc::new(Int64Array::from(vec![seq as i64; rows])),
-            "ts" => Arc::new(TimestampMicrosecondArray::from_iter_values((0..rows).map(|row| ts(seq, row)))
-                .with_timezone("UTC")),
+            "ts" => Arc::new(
+                TimestampMicrosecondArray::from_iter_values((0..rows).map(|row| ts(seq, row)))
+                    .with_timezone("UTC"),
+            ),
             _ => column(field, rows, seq * 1_000_003 + index as u64),
         })
         .collect();
@@ -198,32 +258,56 @@ pub fn ts(seq: u64, row: usize) -> i64 {
 }
 
 fn column(field: &Field, rows: usize, salt: u64) -> ArrayRef {
-    let value = |row: usize| (salt.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(row as u64 * 7919)) >> 2;
+    let value = |row: usize| {
+        (salt
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(row as u64 * 7919))
+            >> 2
+    };
     let known = |row: usize| !field.is_nullable() || value(row) % 3 != 0;
     let each = 0..rows;
     match field.data_type() {
-        DataType::Int64 => Arc::new(Int64Array::from_iter(each.map(|row| known(row).then(|| value(row) as i64)))),
-        DataType::Int32 => {
-            Arc::new(Int32Array::from_iter(each.map(|row| known(row).then(|| value(row) as i32 % 100_000))))
-        }
-        DataType::Float64 => {
-            Arc::new(Float64Array::from_iter(each.map(|row| known(row).then(|| value(row) as f64 / 3.0))))
-        }
-        DataType::Boolean => Arc::new(BooleanArray::from_iter(each.map(|row| known(row).then(|| value(row) % 2 == 0)))),
-        DataType::Utf8 => Arc::new(StringArray::from_iter(
-            each.map(|row| known(row).then(|| "ä\u{1F600}x".repeat(value(row) as usize % 4))),
+        DataType::Int64 => Arc::new(Int64Array::from_iter(
+            each.map(|row| known(row).then(|| value(row) as i64)),
         )),
+        DataType::Int32 => Arc::new(Int32Array::from_iter(
+            each.map(|row| known(row).then(|| value(row) as i32 % 100_000)),
+        )),
+        DataType::Float64 => Arc::new(Float64Array::from_iter(
+            each.map(|row| known(row).then(|| value(row) as f64 / 3.0)),
+        )),
+        DataType::Boolean => Arc::new(BooleanArray::from_iter(
+            each.map(|row| known(row).then(|| value(row) % 2 == 0)),
+        )),
+        DataType::Utf8 => {
+            Arc::new(StringArray::from_iter(each.map(|row| {
+                known(row).then(|| "ä\u{1F600}x".repeat(value(row) as usize % 4))
+            })))
+        }
         DataType::Timestamp(_, _) => Arc::new(
-            TimestampMicrosecondArray::from_iter(each.map(|row| known(row).then(|| BASE_TS + row as i64)))
-                .with_timezone("UTC"),
+            TimestampMicrosecondArray::from_iter(
+                each.map(|row| known(row).then(|| BASE_TS + row as i64)),
+            )
+            .with_timezone("UTC"),
         ),
         DataType::List(element) => {
             let lengths: Vec<usize> = each.map(|row| value(row) as usize % 4).collect();
             let total = lengths.iter().sum();
-            let DataType::Struct(fields) = element.data_type() else { panic!("{element}") };
-            let children = fields.iter().enumerate().map(|(i, child)| column(child, total, salt + 17 * i as u64)).collect();
+            let DataType::Struct(fields) = element.data_type() else {
+                panic!("{element}")
+            };
+            let children = fields
+                .iter()
+                .enumerate()
+                .map(|(i, child)| column(child, total, salt + 17 * i as u64))
+                .collect();
             let elements = StructArray::new(fields.clone(), children, None);
-            Arc::new(ListArray::new(Arc::clone(element), OffsetBuffer::from_lengths(lengths), Arc::new(elements), None))
+            Arc::new(ListArray::new(
+                Arc::clone(element),
+                OffsetBuffer::from_lengths(lengths),
+                Arc::new(elements),
+                None,
+            ))
         }
         other => panic!("{other}"),
     }
@@ -257,7 +341,11 @@ pub fn log_files(data: &Path) -> Vec<PathBuf> {
         if agent.ends_with("damaged") {
             continue;
         }
-        files.extend(std::fs::read_dir(agent).unwrap().map(|file| file.unwrap().path()));
+        files.extend(
+            std::fs::read_dir(agent)
+                .unwrap()
+                .map(|file| file.unwrap().path()),
+        );
     }
     files.sort();
     files
