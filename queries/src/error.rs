@@ -38,7 +38,7 @@ pub enum Error {
     /// Files of a trace that cannot be read.
     #[error("{}", damaged_text(.0))]
     Damaged(Vec<DamagedFile>),
-    /// A path under which the Delta library panics.
+    /// A path under which the Delta library panics or loses its way.
     #[error(
         "{path:?} cannot hold Delta tables: its path has a {character:?}; rename it, or link to it under another name"
     )]

@@ -20,11 +20,11 @@ pub fn is_delta(dir: &Path) -> bool {
     dir.join("_delta_log").is_dir()
 }
 
-/// Refuses paths under which the Delta library panics or mistakes a part of the path for a user
-/// name: it makes a host name of the path.
+/// Refuses paths under which the Delta library panics or loses its way: it makes a host name of
+/// the path, and decodes a `%20` in it twice.
 pub fn check_path(dir: &Path) -> Result<(), Error> {
     let text = dir.to_string_lossy();
-    match text.chars().find(|c| "[]^|\\@<>".contains(*c)) {
+    match text.chars().find(|c| "[]^|\\@<>%".contains(*c)) {
         Some(character) => Err(Error::PathCharacter {
             path: dir.to_path_buf(),
             character,

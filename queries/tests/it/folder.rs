@@ -98,11 +98,11 @@ async fn odd_paths_are_only_paths() {
     let trace = dir.path().join("a [b]*? c%20#ü");
     seed::write_file(&trace, Table::Stacks, "1 [x]%41.parquet", &seed::stacks());
     assert_eq!(number(&open(&trace).await, COUNT).await, 5);
-    let lake = dir.path().join("a b*? c%20#ü");
+    let lake = dir.path().join("a b*? c#ü");
     seed::append_to_lake(&lake, Table::AgentWindows, &seed::agent_windows()).await;
     let windows = "SELECT count(*) FROM agent_windows";
     assert_eq!(number(&open(&lake).await, windows).await, 3);
-    // The Delta library panics on these: say so instead, and the way out works.
+    // The Delta library panics on these: we say so instead, and the way out works.
     let brackets = dir.path().join("a[b]");
     std::fs::rename(&lake, &brackets).unwrap();
     let text = Folder::open(&brackets, Options::default())
