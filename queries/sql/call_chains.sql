@@ -5,7 +5,8 @@
 --   ts | time | when the call took effect: an allocation at its return, a free at its entry
 --   ts_ns | ns | the same, nanoseconds since 1970
 --   host | - | host name
---   agent_id | - | agent that wrote the row; seq orders rows within host and agent
+--   boot_id | - | the kernel's boot id
+--   agent_id | - | agent that wrote the row; seq orders rows within host, boot and agent
 --   process_id | - | one process lifetime
 --   pid | - | process id in the host's namespace
 --   gpu_uuid | - | the card; NULL if not certain
@@ -28,7 +29,7 @@
 --   a failure is the innermost failed row: a failed runtime call over a failed driver call is one failure, the driver's
 --   calls that move no physical bytes (map, unmap, reserve, release) and frees of memory that was allocated before the agent came are not here: they are in alloc_events
 SELECT
-    e.ts, e.ts_ns, e.host, e.agent_id, e.process_id, e.pid, e.gpu_uuid, e.device, e.memory_kind,
+    e.ts, e.ts_ns, e.host, e.boot_id, e.agent_id, e.process_id, e.pid, e.gpu_uuid, e.device, e.memory_kind,
     CASE
         WHEN e.memory_kind IN ('device', 'managed', 'vmm_physical', 'pool', 'array') THEN 'device'
         WHEN e.memory_kind IN ('pinned_host', 'registered_host') THEN 'host'

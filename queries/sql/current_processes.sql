@@ -13,15 +13,21 @@
 --   started | time | when the process started
 --   ended | time | when it ended; NULL while it lives, or if the agent did not see its end
 --   updated | time | when this state was written
+--   boot_id | - | boot of the host in which it ran
+--   rebooted | - | true if the host has booted again since: the process is gone, whether or not its end was seen
 --   coverage | - | list of (library, symbol, attached, reason); the view coverage has them as rows
 -- formulas:
 --   the row with the newest ts_ns of each process_id
+--   rebooted compares boot_id with that of the host's newest row
 SELECT
     host, process_id, pid, exe, command, namespace, pod, container_id, started, ended,
-    ts AS updated, coverage
+    ts AS updated, boot_id, boot_id <> host_boot_id AS rebooted, coverage
 FROM (
     SELECT
         *,
+        first_value(boot_id) OVER (
+            PARTITION BY host ORDER BY ts_ns DESC, batch_seq DESC
+        ) AS host_boot_id,
         row_number() OVER (
             PARTITION BY process_id ORDER BY ts_ns DESC, batch_seq DESC
         ) AS newest_first

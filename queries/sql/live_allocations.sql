@@ -21,6 +21,7 @@
 --   seq | - | seq of the allocation's row in alloc_events
 -- formulas:
 --   one row per counted row with op alloc or register that no counted free or unregister names in alloc_seq, within host, agent_id and process_id; failed frees end nothing
+--   what was allocated before the host last booted is gone, though its frees were never seen: it is left out
 WITH newest AS (
     SELECT host, max(ts_ns) AS ts_ns
     FROM (
@@ -48,6 +49,7 @@ LEFT JOIN stack_names AS s ON s.stack_id = a.stack_id
 WHERE a.counted
   AND a.op IN ('alloc', 'register')
   AND coalesce(a.result, 0) = 0
+  AND NOT coalesce(p.rebooted, false)
   AND NOT EXISTS (
     SELECT 1
     FROM alloc_events AS f

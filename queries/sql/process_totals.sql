@@ -19,7 +19,7 @@
 --   implicit_bytes | bytes | their bytes
 --   failed_allocations | calls | call chains that failed to allocate, each counted once
 --   failed_frees | calls | call chains that failed to free, each counted once
---   live_count | allocations | allocations that have no free
+--   live_count | allocations | allocations that have no free in the data; after a crash of the host this is history, see live_allocations
 --   live_bytes | bytes | their bytes: allocated_bytes - freed_bytes - implicit_bytes
 --   peak_bytes | bytes | largest live bytes at any moment, over events, not over samples
 -- formulas:

@@ -16,7 +16,7 @@
 --   ratio | ratio | traced_bytes / nvml_bytes; NULL if either is unknown
 -- formulas:
 --   traced_bytes is the sum of live_delta_bytes of device memory with ts_ns up to the sample's; a card without a sample counts all events
---   processes that hold nothing and that NVML does not list are left out
+--   processes from before the host last booted, and processes that hold nothing and that NVML does not list are left out
 WITH newest_sample AS (
     SELECT * FROM (
         SELECT
@@ -37,7 +37,9 @@ traced AS (
     SELECT c.host, c.gpu_uuid, c.process_id, max(c.pid) AS pid, sum(c.live_delta_bytes) AS traced_bytes
     FROM call_chains AS c
     LEFT JOIN newest_sample AS s ON s.host = c.host AND s.gpu_uuid = c.gpu_uuid
+    LEFT JOIN current_processes AS p ON p.process_id = c.process_id
     WHERE c.residence = 'device'
+      AND NOT coalesce(p.rebooted, false)
       AND (s.ts_ns IS NULL OR c.ts_ns <= s.ts_ns)
     GROUP BY c.host, c.gpu_uuid, c.process_id
 ),

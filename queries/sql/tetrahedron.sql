@@ -35,7 +35,8 @@
 --   lost | calls | calls the host's agent lost in windows that touch the row's time; NULL if there are no windows
 --   lossy | - | lost > 0: the numbers of this row may be wrong; NULL if not known
 -- formulas:
---   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host and agent
+--   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host, boot and agent
+--   what was allocated before the host last booted is not live, though its frees were never seen; it still counts for peaks and calls
 --   device figures hold the kinds device, managed, vmm_physical, pool and array; host figures pinned_host and registered_host; virtual and sub-allocated bytes are in neither
 --   fragmentation needs a framework allocator's own blocks: holes between driver addresses are not holes in memory, so nothing is derived from them
 --   leaked_at_exit_bytes is what was live at the end, not a verdict: programs leave weights and workspaces to the exit
@@ -43,7 +44,7 @@
 --   the row's time for lost: a process or pod from its start to its end, a device or host always
 WITH facts AS (
     SELECT
-        c.host, c.agent_id, p.namespace, p.pod, c.process_id, c.pid, p.exe, c.gpu_uuid, c.device,
+        c.host, c.boot_id, c.agent_id, NOT coalesce(p.rebooted, false) AS of_this_boot, p.namespace, p.pod, c.process_id, c.pid, p.exe, c.gpu_uuid, c.device,
         c.seq, c.ts, c.ts_ns,
         coalesce(p.started, c.ts) AS since,
         p.ended AS until,
@@ -74,7 +75,7 @@ levels AS (
 -- Every fact once per level it counts on, with the columns that name the level's scope.
 scoped AS (
     SELECT
-        l.level, f.host, f.agent_id,
+        l.level, f.host, f.boot_id, f.agent_id, f.of_this_boot,
         CASE WHEN l.level IN ('process', 'pod') THEN f.namespace END AS namespace,
         CASE WHEN l.level IN ('process', 'pod') THEN f.pod END AS pod,
         CASE WHEN l.level = 'process' THEN f.process_id END AS process_id,
@@ -93,7 +94,7 @@ scoped AS (
     -- Cards without a traced event have rows too: an idle card, or one that others use.
     UNION ALL
     SELECT
-        l.level, s.host, NULL, NULL, NULL, NULL, NULL, NULL,
+        l.level, s.host, NULL, NULL, true, NULL, NULL, NULL, NULL, NULL,
         CASE WHEN l.level = 'device' THEN s.gpu_uuid END, NULL,
         NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
     FROM newest_sample AS s
@@ -107,7 +108,7 @@ running AS (
         SUM(host_delta) OVER scope AS host_after
     FROM scoped
     WINDOW scope AS (
-        PARTITION BY level, host, agent_id, namespace, pod, process_id, gpu_uuid, device
+        PARTITION BY level, host, boot_id, agent_id, namespace, pod, process_id, gpu_uuid, device
         ORDER BY seq
         ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
     )
@@ -117,11 +118,11 @@ totals AS (
         level, host, namespace, pod, process_id, gpu_uuid, device,
         max(pid) AS pid,
         max(exe) AS exe,
-        coalesce(sum(device_delta), 0) AS live_bytes,
+        coalesce(sum(device_delta) FILTER (WHERE of_this_boot), 0) AS live_bytes,
         sum(exit_bytes) AS leaked_at_exit_bytes,
         regr_slope(device_after, ts_ns / 3.6e12) FILTER (WHERE moves_device) AS growth_bytes_per_hour,
         greatest(coalesce(max(device_after), 0), 0) AS peak_live_bytes,
-        coalesce(sum(host_delta), 0) AS host_live_bytes,
+        coalesce(sum(host_delta) FILTER (WHERE of_this_boot), 0) AS host_live_bytes,
         greatest(coalesce(max(host_after), 0), 0) AS host_peak_bytes,
         sum(is_allocation) AS allocations,
         sum(is_free) AS frees,

@@ -1,5 +1,5 @@
 -- purpose: which call stacks hold memory now, and which left it for the process exit to free
--- reads: alloc_events (raw), stacks (raw)
+-- reads: alloc_events (raw), stacks (raw), processes (raw, by current_processes)
 -- parameters: none
 -- columns:
 --   stack_id | - | stack that made the allocations; NULL: their stacks were not taken
@@ -15,23 +15,26 @@
 --   share | ratio | live_bytes / live bytes of all stacks of this memory kind; NULL if none is live
 -- formulas:
 --   a free counts for the stack of the allocation it ends (alloc_stack_id), not for its own
+--   what was allocated before the host last booted is not live, though its frees were never seen
 --   exit_bytes are no proof of a leak: most programs leave their weights and workspaces to the exit. In a finished trace, where nothing is live any more, they are where to look first
 WITH calls AS (
     SELECT
-        memory_kind, host, process_id, bytes,
-        op IN ('alloc', 'register') AS gives,
-        implicit AND api = 'process_exit' AS at_exit,
-        CASE WHEN op IN ('alloc', 'register') THEN stack_id ELSE alloc_stack_id END AS stack_id
-    FROM alloc_events
-    WHERE counted
-      AND op IN ('alloc', 'register', 'free', 'unregister')
-      AND coalesce(result, 0) = 0
+        e.memory_kind, e.process_id, e.bytes,
+        e.op IN ('alloc', 'register') AS gives,
+        e.implicit AND e.api = 'process_exit' AS at_exit,
+        CASE WHEN e.op IN ('alloc', 'register') THEN e.stack_id ELSE e.alloc_stack_id END AS stack_id,
+        NOT coalesce(p.rebooted, false) AS of_this_boot
+    FROM alloc_events AS e
+    LEFT JOIN current_processes AS p ON p.process_id = e.process_id
+    WHERE e.counted
+      AND e.op IN ('alloc', 'register', 'free', 'unregister')
+      AND coalesce(e.result, 0) = 0
 ),
 by_stack AS (
     SELECT
         stack_id, memory_kind,
-        coalesce(sum(CASE WHEN gives THEN bytes ELSE -bytes END), 0) AS live_bytes,
-        sum(CASE WHEN gives THEN 1 ELSE -1 END) AS live_count,
+        coalesce(sum(CASE WHEN gives THEN bytes ELSE -bytes END) FILTER (WHERE of_this_boot), 0) AS live_bytes,
+        coalesce(sum(CASE WHEN gives THEN 1 ELSE -1 END) FILTER (WHERE of_this_boot), 0) AS live_count,
         coalesce(sum(bytes) FILTER (WHERE gives), 0) AS allocated_bytes,
         count(*) FILTER (WHERE gives) AS allocations,
         coalesce(sum(bytes) FILTER (WHERE at_exit), 0) AS exit_bytes,

@@ -27,6 +27,7 @@
 //! | beta | 10 | 0 | 201 | cuMemAlloc 5000 on GPU-C, stack 11 |
 //! | beta | 20 | 10 | 201 | cuMemAlloc 100 on GPU-C, stack 11 |
 //! | beta | 30 | 20 | 201 | cuMemFree of seq 20 |
+//! | beta | 15 | -3600 | 200 | cuMemAlloc 900 on GPU-C, stack 11, in an earlier boot; then the host crashed |
 //! | beta | 40 | 30 | 202 | cuMemAlloc 64 on a card that is not certain, no stack |
 
 use std::path::Path;
@@ -302,6 +303,15 @@ pub fn alloc_events() -> Vec<Value> {
         ),
         alloc(
             "beta",
+            200,
+            15,
+            -3600,
+            900,
+            11,
+            on_c(json!({"boot_id": "old-boot", "pid": 1003})),
+        ),
+        alloc(
+            "beta",
             202,
             40,
             30,
@@ -368,6 +378,7 @@ pub fn processes() -> Vec<Value> {
             "exe": "/usr/bin/server", "pod": "server-0", "namespace": "ml",
             "started": at(5), "ended": at(59)}),
         ),
+        process("beta", 200, 1003, -3600, 1, json!({"boot_id": "old-boot"})),
         process("beta", 201, 1001, 1, 3, json!({"exe": "/usr/bin/trainer"})),
         process("beta", 202, 1002, 1, 3, json!({"exe": "/usr/bin/other"})),
     ]
