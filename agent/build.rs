@@ -8,7 +8,8 @@ fn main() -> io::Result<()> {
     println!("cargo:rerun-if-env-changed=VRAMSCOPE_BPF_OBJECT");
     // Cargo sets OUT_DIR for every build script.
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    let object = env::var_os("VRAMSCOPE_BPF_OBJECT").map_or_else(|| default_object(&out), PathBuf::from);
+    let object =
+        env::var_os("VRAMSCOPE_BPF_OBJECT").map_or_else(|| default_object(&out), PathBuf::from);
     println!("cargo:rerun-if-changed={}", object.display());
     let bytes = fs::read(&object).unwrap_or_default();
     fs::write(out.join("vramscope.bpf.o"), bytes)

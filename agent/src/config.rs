@@ -17,9 +17,15 @@ impl std::str::FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let split = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
         let (number, unit) = text.split_at(split);
-        let hint = || format!("{text:?} is not a span of time: write a whole number and ms, s, min or h, as in 500ms");
+        let hint = || {
+            format!(
+                "{text:?} is not a span of time: write a whole number and ms, s, min or h, as in 500ms"
+            )
+        };
         let number: u64 = number.parse().map_err(|_| hint())?;
         let millis = match unit.trim() {
             "ms" => 1,
@@ -28,7 +34,10 @@ impl std::str::FromStr for Span {
             "h" => 3_600_000,
             _ => return Err(hint()),
         };
-        let millis = number.checked_mul(millis).filter(|m| *m > 0).ok_or_else(hint)?;
+        let millis = number
+            .checked_mul(millis)
+            .filter(|m| *m > 0)
+            .ok_or_else(hint)?;
         Ok(Self(Duration::from_millis(millis)))
     }
 }
@@ -44,7 +53,9 @@ impl std::fmt::Display for Span {
 
 impl<'de> Deserialize<'de> for Span {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
     }
 }
 
@@ -180,7 +191,8 @@ impl Config {
         if let Some(path) = file {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("failed to read configuration {}", path.display()))?;
-            let from_file = toml::from_str(&text).with_context(|| format!("in configuration {}", path.display()))?;
+            let from_file = toml::from_str(&text)
+                .with_context(|| format!("in configuration {}", path.display()))?;
             config.set(from_file);
         }
         config.set(settings);
@@ -189,7 +201,9 @@ impl Config {
             && !url.starts_with("http://localhost:")
             && !url.starts_with("http://[::1]:")
         {
-            bail!("collector {url:?} is not on loopback: events would travel unencrypted; run the collector on this host, or forward a port to it (ssh -L)");
+            bail!(
+                "collector {url:?} is not on loopback: events would travel unencrypted; run the collector on this host, or forward a port to it (ssh -L)"
+            );
         }
         Ok(config)
     }
@@ -210,7 +224,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.toml");
         std::fs::write(&path, config.to_toml()).unwrap();
-        assert_eq!(Config::load(Some(&path), Settings::default()).unwrap(), config);
+        assert_eq!(
+            Config::load(Some(&path), Settings::default()).unwrap(),
+            config
+        );
     }
 
     #[test]
@@ -223,10 +240,16 @@ mod tests {
             ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
         ] {
             std::fs::write(&path, text).unwrap();
-            let error = format!("{:#}", Config::load(Some(&path), Settings::default()).unwrap_err());
+            let error = format!(
+                "{:#}",
+                Config::load(Some(&path), Settings::default()).unwrap_err()
+            );
             assert!(error.contains(part), "{error}");
         }
-        let error = format!("{:#}", Config::load(Some(Path::new("/nonexistent.toml")), Settings::default()).unwrap_err());
+        let error = format!(
+            "{:#}",
+            Config::load(Some(Path::new("/nonexistent.toml")), Settings::default()).unwrap_err()
+        );
         assert!(error.contains("/nonexistent.toml"), "{error}");
     }
 
@@ -235,8 +258,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.toml");
         std::fs::write(&path, "host = \"file\"\nwindow = \"5s\"").unwrap();
-        let settings = Settings { host: Some("flag".into()), ..Settings::default() };
+        let settings = Settings {
+            host: Some("flag".into()),
+            ..Settings::default()
+        };
         let config = Config::load(Some(&path), settings).unwrap();
-        assert_eq!((config.host.as_deref(), config.window), (Some("flag"), Span(Duration::from_secs(5))));
+        assert_eq!(
+            (config.host.as_deref(), config.window),
+            (Some("flag"), Span(Duration::from_secs(5)))
+        );
     }
 }

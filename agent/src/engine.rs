@@ -11,7 +11,7 @@ use vramscope_ebpf_abi::Loss;
 
 use crate::config::Config;
 use crate::host::clock::{self, WallClock};
-use crate::host::discovery::Discovery;
+use crate::host::discovery::{Discovery, Filter};
 use crate::host::gpu::{self, Card, Sampler};
 use crate::host::identity::Host;
 use crate::host::{numa, procfs};
@@ -21,7 +21,9 @@ use crate::probes::bpf::Channel;
 use crate::probes::hooks::MemoryKind;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::{Event, TracedCall, record};
-use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, WindowRow};
+use crate::spool::rows::{
+    AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, StackRow, WindowRow,
+};
 use crate::stacks::Stacks;
 
 /// Records taken from the ring before the rest of the loop has its turn.
@@ -30,7 +32,7 @@ const RECORDS_PER_TURN: usize = 16_384;
 const ROWS_PER_FLUSH: usize = 50_000;
 /// How often processes are checked for having ended.
 const SWEEP: Duration = Duration::from_millis(50);
-/// How long the loop sleeps when the ring is empty.
+/// How long the loop waits when the ring is empty.
 const IDLE: Duration = Duration::from_millis(10);
 
 /// Events counted and losses seen, by name.
@@ -40,10 +42,11 @@ pub struct Totals {
     pub lost: BTreeMap<&'static str, u64>,
 }
 
-/// Decides which processes' events are wanted.
-pub type Filter = Box<dyn FnMut(u32) -> bool + Send>;
-/// Sees every row of `alloc_events` on its way out.
-pub type Observer = Box<dyn FnMut(&AllocRow) + Send>;
+/// Sees rows on their way out.
+pub trait Observer: Send {
+    fn row(&mut self, row: &AllocRow);
+    fn stack(&mut self, stack: &StackRow);
+}
 
 /// See the module's text.
 pub struct Engine {
@@ -59,8 +62,8 @@ pub struct Engine {
     stacks: Stacks,
     rows: Rows,
     output: Box<dyn Output>,
-    filter: Option<Filter>,
-    observer: Option<Observer>,
+    filter: Option<Box<dyn Filter>>,
+    observer: Option<Box<dyn Observer>>,
     /// How many hooks a process's last row told of.
     reported_coverage: HashMap<u32, usize>,
     window: Window,
@@ -115,23 +118,42 @@ pub struct Parts {
     pub discovery: Discovery,
     pub sampler: Sampler,
     pub output: Box<dyn Output>,
-    pub filter: Option<Filter>,
-    pub observer: Option<Observer>,
+    pub filter: Option<Box<dyn Filter>>,
+    pub observer: Option<Box<dyn Observer>>,
 }
 
 impl Engine {
     pub fn new(parts: Parts, resumed: Resumed) -> Self {
-        let Parts { host, config, mut channel, discovery, sampler, output, filter, observer } = parts;
+        let Parts {
+            host,
+            config,
+            mut channel,
+            discovery,
+            sampler,
+            output,
+            filter,
+            observer,
+        } = parts;
         let mut ledger = Ledger::new(host.clone());
-        resumed.changes.into_iter().for_each(|change| ledger.restore(change));
+        resumed
+            .changes
+            .into_iter()
+            .for_each(|change| ledger.restore(change));
         let mut stacks = Stacks::new(config.debug_symbols);
         stacks.restore(resumed.stacks);
-        let next_seq = if channel.fresh { Some(resumed.waiting.next_seq.unwrap_or(1)) } else { None };
+        let next_seq = if channel.fresh {
+            Some(resumed.waiting.next_seq.unwrap_or(1))
+        } else {
+            None
+        };
         let mut orderer = Orderer::new(config.hold.0, next_seq);
         let mut lost_reported = [0; Loss::COUNT as usize];
         if let Some(position) = resumed.ring_position {
             if !channel.ring.resume(position) {
-                warn!(position, "the ring does not hold the journal's position; reading on from where the kernel stands");
+                warn!(
+                    position,
+                    "the ring does not hold the journal's position; reading on from where the kernel stands"
+                );
             }
             for (to, from) in lost_reported.iter_mut().zip(&resumed.lost_reported) {
                 *to = *from;
@@ -180,11 +202,13 @@ impl Engine {
         if self.window.start.elapsed() >= self.config.window.0 {
             self.end_window();
         }
-        if self.last_flush.elapsed() >= self.config.flush_interval.0 || self.rows.alloc_events.len() >= ROWS_PER_FLUSH {
+        if self.last_flush.elapsed() >= self.config.flush_interval.0
+            || self.rows.alloc_events.len() >= ROWS_PER_FLUSH
+        {
             self.flush();
         }
         if taken == 0 {
-            std::thread::sleep(IDLE);
+            self.channel.ring.wait(IDLE);
         }
     }
 
@@ -220,22 +244,23 @@ impl Engine {
         (known.libraries(), hooked, refused)
     }
 
-    /// Names of the stacks that were written, by id, need the rows: the observer keeps ids only.
-    pub fn take_named_stacks(&mut self) -> &[crate::spool::rows::StackRow] {
-        self.rows.stacks.extend(self.stacks.name_new());
-        &self.rows.stacks
-    }
-
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
-        let Self { channel, orderer, undecodable, .. } = self;
-        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| match record::decode(bytes) {
-            Ok(event) => orderer.push(event, now_ns),
-            Err(error) => {
-                error!("a record was lost: {error}");
-                *undecodable += 1;
-            }
-        });
+        let Self {
+            channel,
+            orderer,
+            undecodable,
+            ..
+        } = self;
+        let taken = channel
+            .ring
+            .read(RECORDS_PER_TURN, |bytes| match record::decode(bytes) {
+                Ok(event) => orderer.push(event, now_ns),
+                Err(error) => {
+                    error!("a record was lost: {error}");
+                    *undecodable += 1;
+                }
+            });
         let mut ready = Vec::new();
         self.orderer.pop(now_ns, |ordered| ready.push(ordered));
         ready.into_iter().for_each(|ordered| self.handle(ordered));
@@ -243,7 +268,14 @@ impl Engine {
     }
 
     fn handle(&mut self, mut ordered: Ordered) {
-        let event = std::mem::replace(&mut ordered.event, Event::Exec { tgid: 0, seq: 0, at_ns: 0 });
+        let event = std::mem::replace(
+            &mut ordered.event,
+            Event::Exec {
+                tgid: 0,
+                seq: 0,
+                at_ns: 0,
+            },
+        );
         match event {
             Event::Call(call) => self.handle_call(&ordered, &call),
             Event::Exec { tgid, seq, at_ns } => {
@@ -252,25 +284,44 @@ impl Engine {
                 let rows = self.ledger.replaced(tgid, seq, at_ns, &self.clock);
                 self.push_alloc_rows(rows, true);
             }
-            Event::Exit { tgid, seq, at_ns } => self.ledger.exiting(tgid, seq, at_ns),
+            Event::Exit { tgid, seq, at_ns } => {
+                self.ledger.exiting(tgid, seq, at_ns);
+                if let Some(filter) = &mut self.filter {
+                    filter.forget(tgid);
+                }
+            }
         }
     }
 
     fn handle_call(&mut self, ordered: &Ordered, call: &TracedCall) {
-        if self.filter.as_mut().is_some_and(|wanted| !wanted(call.tgid)) {
+        if self
+            .filter
+            .as_mut()
+            .is_some_and(|filter| !filter.wants(call.tgid))
+        {
             return;
         }
         self.window.uprobe_events += 1;
         self.totals.events += 1;
-        let (_, new) = self.ledger.process(call.tgid, call.enter_ns);
-        if new {
+        if self.ledger.get(call.tgid).is_none() {
+            let seen = self.discovery.known().seen(call.tgid).cloned();
+            let mappings = seen
+                .as_ref()
+                .map(|seen| seen.mappings.clone())
+                .unwrap_or_default();
+            self.stacks.meet(call.tgid, mappings);
+            self.ledger.meet(
+                call.tgid,
+                call.enter_ns,
+                seen.map(|seen| (seen.start, seen.program)),
+            );
             self.report_process(call.tgid, None);
         }
         let stack = self.stacks.resolve(call.tgid, ordered);
         let cards = &self.cards;
         let card = |process: &Process, device: Option<i32>| {
-            let visible = process.visible_devices.as_deref();
-            let order = process.device_order.as_deref();
+            let visible = process.program.visible_devices.as_deref();
+            let order = process.program.device_order.as_deref();
             gpu::card_of_ordinal(cards, visible, order, device?).map(|card| card.uuid.clone())
         };
         let rows = self.ledger.apply(ordered, call, stack, &self.clock, &card);
@@ -282,16 +333,30 @@ impl Engine {
 
     /// Measures where a host buffer that was just pinned or registered lies.
     fn place(&mut self, row: &AllocRow) {
-        let host_kinds = [MemoryKind::PinnedHost.name(), MemoryKind::RegisteredHost.name()];
-        let Some(kind) = row.memory_kind.filter(|kind| host_kinds.contains(kind)) else { return };
+        let host_kinds = [
+            MemoryKind::PinnedHost.name(),
+            MemoryKind::RegisteredHost.name(),
+        ];
+        let Some(kind) = row.memory_kind.filter(|kind| host_kinds.contains(kind)) else {
+            return;
+        };
         let begins = row.counted && matches!(row.op, "alloc" | "register");
-        let (Some(address), Some(bytes), true) = (row.address, row.bytes, begins) else { return };
+        let (Some(address), Some(bytes), true) = (row.address, row.bytes, begins) else {
+            return;
+        };
         // Gone already, or not to be asked: no row is better than a wrong one.
-        let Some(placement) = numa::placement(row.pid, address as u64, bytes as u64) else { return };
+        let Some(placement) = numa::placement(row.pid, address as u64, bytes as u64) else {
+            return;
+        };
         let gpu_node = row.gpu_uuid.as_ref().and_then(|uuid| {
-            self.cards.iter().find(|card| card.uuid == *uuid).and_then(|card| card.numa_node)
+            self.cards
+                .iter()
+                .find(|card| card.uuid == *uuid)
+                .and_then(|card| card.numa_node)
         });
-        let misplaced = placement.misplaced_bytes(gpu_node, bytes as u64).map(|bytes| bytes as i64);
+        let misplaced = placement
+            .misplaced_bytes(gpu_node, bytes as u64)
+            .map(|bytes| bytes as i64);
         self.rows.host_buffers.push(HostBufferRow {
             ts_ns: clock::realtime_ns() as i64,
             process_id: row.process_id,
@@ -314,14 +379,18 @@ impl Engine {
             self.window.agent_events += rows.len() as i64;
         }
         if let Some(observer) = &mut self.observer {
-            rows.iter().for_each(observer);
+            rows.iter().for_each(|row| observer.row(row));
         }
         self.rows.alloc_events.extend(rows);
     }
 
     fn take_samples(&mut self, samples: Vec<gpu::Sample>) {
         for sample in samples {
-            match self.cards.iter_mut().find(|card| card.uuid == sample.card.uuid) {
+            match self
+                .cards
+                .iter_mut()
+                .find(|card| card.uuid == sample.card.uuid)
+            {
                 Some(card) => card.clone_from(&sample.card),
                 None => self.cards.push(sample.card.clone()),
             }
@@ -333,19 +402,30 @@ impl Engine {
                     Some(self.host.process_id(*pid, start))
                 })
                 .collect();
-            self.rows.devices.push(DeviceRow { sample, process_ids });
+            self.rows.devices.push(DeviceRow {
+                sample,
+                process_ids,
+            });
         }
     }
 
     /// Ends processes that are gone, and tells of processes and hooks that are new.
     fn sweep(&mut self) {
-        let gone: Vec<u32> = self.ledger.processes().filter(|process| process.is_gone()).map(|process| process.pid).collect();
+        let gone: Vec<u32> = self
+            .ledger
+            .processes()
+            .filter(|process| process.is_gone())
+            .map(|process| process.pid)
+            .collect();
         if !gone.is_empty() {
             // What they did before they went is in the ring by now.
             while self.drain() > 0 {}
             let mut ready = Vec::new();
             let now_ns = clock::monotonic_ns();
-            self.orderer.pop(now_ns.saturating_add(self.config.hold.0.as_nanos() as u64), |ordered| ready.push(ordered));
+            self.orderer.pop(
+                now_ns.saturating_add(self.config.hold.0.as_nanos() as u64),
+                |ordered| ready.push(ordered),
+            );
             ready.into_iter().for_each(|ordered| self.handle(ordered));
         }
         for pid in gone {
@@ -354,12 +434,12 @@ impl Engine {
         let mapped = self.discovery.known().pids();
         for pid in mapped {
             if self.ledger.get(pid).is_none() {
-                let wanted = self.filter.as_mut().is_none_or(|wanted| wanted(pid));
+                let wanted = self.filter.as_mut().is_none_or(|filter| filter.wants(pid));
                 // Between the search and now it may have gone.
                 if !wanted || procfs::stat(pid).is_none() {
                     continue;
                 }
-                self.ledger.process(pid, clock::monotonic_ns());
+                self.ledger.meet(pid, clock::monotonic_ns(), None);
                 self.report_process(pid, None);
             } else {
                 let hooks = self.discovery.known().coverage(pid).len();
@@ -371,8 +451,13 @@ impl Engine {
     }
 
     fn end_process(&mut self, pid: u32) {
-        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else { return };
-        let at_ns = ended.process.exiting.map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
+        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else {
+            return;
+        };
+        let at_ns = ended
+            .process
+            .exiting
+            .map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
         self.push_alloc_rows(ended.rows, true);
         self.report_ended(&ended.process, at_ns);
         self.stacks.forget(pid);
@@ -393,8 +478,8 @@ impl Engine {
             ts_ns: clock::realtime_ns() as i64,
             process_id: process.process_id,
             pid: process.pid,
-            exe: process.exe.clone(),
-            command: process.command.clone(),
+            exe: process.program.exe.clone(),
+            command: process.program.command.clone(),
             started_ns: Some(process.start.wall_ns()),
             ended_ns,
             coverage,
@@ -405,14 +490,20 @@ impl Engine {
     fn end_window(&mut self) {
         self.take_losses();
         let window = std::mem::replace(&mut self.window, Window::begin());
-        let mut lost_by_cause: Vec<(&'static str, i64)> =
-            Loss::ALL.iter().zip(window.lost).map(|(cause, count)| (cause.name(), count as i64)).collect();
+        let mut lost_by_cause: Vec<(&'static str, i64)> = Loss::ALL
+            .iter()
+            .zip(window.lost)
+            .map(|(cause, count)| (cause.name(), count as i64))
+            .collect();
         lost_by_cause.push(("undecodable", window.undecodable as i64));
         lost_by_cause.retain(|(_, count)| *count > 0);
         self.rows.agent_windows.push(WindowRow {
             start_ns: window.start_ns,
             end_ns: clock::realtime_ns() as i64,
-            events_by_source: vec![("uprobe", window.uprobe_events), ("agent", window.agent_events)],
+            events_by_source: vec![
+                ("uprobe", window.uprobe_events),
+                ("agent", window.agent_events),
+            ],
             lost_by_cause,
             cpu_ns: Some(clock::cpu_ns().saturating_sub(window.cpu_ns) as i64),
             rss_bytes: rss_bytes(),
@@ -443,7 +534,11 @@ impl Engine {
     fn flush(&mut self) {
         self.last_flush = Instant::now();
         self.clock.refresh();
-        self.rows.stacks.extend(self.stacks.name_new());
+        let stacks = self.stacks.name_new();
+        if let Some(observer) = &mut self.observer {
+            stacks.iter().for_each(|stack| observer.stack(stack));
+        }
+        self.rows.stacks.extend(stacks);
         // `status` follows the kernel's counters at every flush, not only at a window's end.
         self.take_losses();
         let position = self.channel.ring.position();
@@ -477,7 +572,6 @@ impl Engine {
             }
         }
     }
-
 }
 
 fn rss_bytes() -> Option<i64> {

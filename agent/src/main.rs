@@ -29,10 +29,14 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Cmd {
     /// Run as the host's agent: trace every process that uses CUDA, send to a collector.
-    #[command(after_help = "Examples:\n  vramscope-agent serve --config /etc/vramscope/agent.toml\n  vramscope-agent serve --collector http://127.0.0.1:7717 --spool /var/lib/vramscope/spool")]
+    #[command(
+        after_help = "Examples:\n  vramscope-agent serve --config /etc/vramscope/agent.toml\n  vramscope-agent serve --collector http://127.0.0.1:7717 --spool /var/lib/vramscope/spool"
+    )]
     Serve,
     /// Trace one command and what it starts, into a folder of Parquet files; no collector needed.
-    #[command(after_help = "Examples:\n  vramscope-agent trace -o run1 -- python train.py\n  vramscope-agent trace -o run1 --json -- ./server 2> summary.json\n  vramscope sql --data run1 -c 'SELECT * FROM top_stacks'\n\nEnds with the command's own exit code, 128 + N if signal N ended it, 127 if it could not be\nstarted, and 1 if tracing failed before it was.")]
+    #[command(
+        after_help = "Examples:\n  vramscope-agent trace -o run1 -- python train.py\n  vramscope-agent trace -o run1 --json -- ./server 2> summary.json\n  vramscope sql --data run1 -c 'SELECT * FROM top_stacks'\n\nEnds with the command's own exit code, 128 + N if signal N ended it, 127 if it could not be\nstarted, and 1 if tracing failed before it was."
+    )]
     Trace {
         /// Folder to write; must be new or empty.
         #[arg(short, long, value_name = "DIR")]
@@ -48,7 +52,9 @@ enum Cmd {
         command: Vec<OsString>,
     },
     /// Show what this host's agent does: events, losses, hooks, spool.
-    #[command(after_help = "Exit code 0 if it runs, 3 if it does not, 1 if none ever ran on this spool.")]
+    #[command(
+        after_help = "Exit code 0 if it runs, 3 if it does not, 1 if none ever ran on this spool."
+    )]
     Status {
         /// Print JSON.
         #[arg(long)]
@@ -70,10 +76,18 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
         // One command's trace shares the terminal with the command.
-        let level = if matches!(arguments.command, Some(Cmd::Serve)) { "info" } else { "error" };
+        let level = if matches!(arguments.command, Some(Cmd::Serve)) {
+            "info"
+        } else {
+            "error"
+        };
         EnvFilter::new(level)
     });
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
     match run(arguments) {
         Ok(code) => code,
         Err(error) => {
@@ -97,9 +111,22 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             serve::check_privileges()?;
             serve::serve(config)?;
         }
-        Cmd::Trace { output, json, quiet, command } => {
+        Cmd::Trace {
+            output,
+            json,
+            quiet,
+            command,
+        } => {
             serve::check_privileges()?;
-            let code = trace::trace(config, &Job { folder: output, command, json, quiet })?;
+            let code = trace::trace(
+                config,
+                &Job {
+                    folder: output,
+                    command,
+                    json,
+                    quiet,
+                },
+            )?;
             return Ok(ExitCode::from(code as u8));
         }
         Cmd::Status { json } => {
@@ -111,12 +138,23 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             } else {
                 print!("{}", status::text(&status, running));
             }
-            return Ok(if running { ExitCode::SUCCESS } else { ExitCode::from(3) });
+            return Ok(if running {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(3)
+            });
         }
         Cmd::Detach => {
             let found = serve::detach(&config.pin_path)?;
             let path = config.pin_path.display();
-            println!("{}", if found { format!("took the probes below {path} out") } else { format!("no probes below {path}") });
+            println!(
+                "{}",
+                if found {
+                    format!("took the probes below {path} out")
+                } else {
+                    format!("no probes below {path}")
+                }
+            );
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -82,7 +82,8 @@ impl Spool {
     fn remove_uncommitted(&self) -> anyhow::Result<()> {
         for file in folder::list(&self.folder)? {
             if file.batch_seq >= self.next_batch_seq {
-                fs::remove_file(&file.path).with_context(|| format!("failed to remove {}", file.path.display()))?;
+                fs::remove_file(&file.path)
+                    .with_context(|| format!("failed to remove {}", file.path.display()))?;
             }
         }
         Ok(())
@@ -91,7 +92,11 @@ impl Spool {
     fn write_files(&self, rows: &Rows) -> anyhow::Result<u64> {
         let mut batch_seq = self.next_batch_seq;
         for table in tables_with_rows(rows) {
-            let origin = Origin { host: &self.host, agent_id: &self.agent_id, batch_seq: batch_seq as i64 };
+            let origin = Origin {
+                host: &self.host,
+                agent_id: &self.agent_id,
+                batch_seq: batch_seq as i64,
+            };
             folder::write_spool_file(&self.folder, table, rows, origin)?;
             batch_seq += 1;
         }
@@ -101,7 +106,12 @@ impl Spool {
         Ok(batch_seq)
     }
 
-    fn write_frame(&mut self, rows: &Rows, checkpoint: &mut Checkpoint<'_>, next_batch_seq: u64) -> anyhow::Result<()> {
+    fn write_frame(
+        &mut self,
+        rows: &Rows,
+        checkpoint: &mut Checkpoint<'_>,
+        next_batch_seq: u64,
+    ) -> anyhow::Result<()> {
         self.unwritten.extend(checkpoint.ledger.take_changes());
         let state = State {
             next_batch_seq,
@@ -112,11 +122,19 @@ impl Spool {
             boot_id: self.host.boot_id.clone(),
         };
         if self.first || self.journal.wants_rewrite() {
-            let frame = Frame { state, changes: checkpoint.ledger.snapshot(), stacks: checkpoint.stacks.known() };
+            let frame = Frame {
+                state,
+                changes: checkpoint.ledger.snapshot(),
+                stacks: checkpoint.stacks.known(),
+            };
             self.journal.rewrite(&frame)?;
         } else {
             let stacks = rows.stacks.iter().map(|stack| stack.stack_id).collect();
-            let frame = Frame { state, changes: std::mem::take(&mut self.unwritten), stacks };
+            let frame = Frame {
+                state,
+                changes: std::mem::take(&mut self.unwritten),
+                stacks,
+            };
             if let Err(error) = self.journal.append(&frame) {
                 self.unwritten = frame.changes;
                 return Err(error);
@@ -159,12 +177,22 @@ pub struct TraceFolder {
 impl TraceFolder {
     /// Refuses a folder that holds something already.
     pub fn create(folder: &Path, host: Host, agent_id: String) -> anyhow::Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
-        let mut entries = fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("failed to create {}", folder.display()))?;
+        let mut entries =
+            fs::read_dir(folder).with_context(|| format!("failed to read {}", folder.display()))?;
         if entries.next().is_some() {
-            anyhow::bail!("{} is not empty; name a new folder for the trace", folder.display());
+            anyhow::bail!(
+                "{} is not empty; name a new folder for the trace",
+                folder.display()
+            );
         }
-        Ok(Self { folder: folder.to_path_buf(), host, agent_id, next_batch_seq: 1 })
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            host,
+            agent_id,
+            next_batch_seq: 1,
+        })
     }
 }
 
@@ -174,7 +202,11 @@ impl Output for TraceFolder {
         let mut written = Vec::new();
         for table in tables_with_rows(rows) {
             let batch_seq = self.next_batch_seq + written.len() as u64;
-            let origin = Origin { host: &self.host, agent_id: &self.agent_id, batch_seq: batch_seq as i64 };
+            let origin = Origin {
+                host: &self.host,
+                agent_id: &self.agent_id,
+                batch_seq: batch_seq as i64,
+            };
             match folder::write_trace_file(&self.folder, table, rows, origin) {
                 Ok(path) => written.push(path),
                 Err(error) => {

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::engine::{Engine, Parts, Resumed};
-use crate::host::discovery::{self, Discovery};
+use crate::host::discovery::{Discovery, Everyone, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
 use crate::output::Spool;
@@ -32,28 +32,57 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     fs::create_dir_all(&config.spool)
         .with_context(|| format!("failed to create spool folder {}", config.spool.display()))?;
     let _spool_lock = lock(&config.spool.join("lock")).with_context(|| {
-        format!("spool {} belongs to a running agent; stop it, or give this one a spool of its own", config.spool.display())
+        format!(
+            "spool {} belongs to a running agent; stop it, or give this one a spool of its own",
+            config.spool.display()
+        )
     })?;
     let _pin_lock = lock(&pin_lock_path(&config.pin_path)).with_context(|| {
-        format!("the probes below {} belong to a running agent; stop it, or set another pin_path", config.pin_path.display())
+        format!(
+            "the probes below {} belong to a running agent; stop it, or set another pin_path",
+            config.pin_path.display()
+        )
     })?;
     let agent_id = agent_id(&config.spool)?;
     let (journal, frames) = Journal::open(&config.spool)?;
-    let next_seq = frames.last().and_then(|frame| frame.state.waiting.next_seq).unwrap_or(1);
+    let next_seq = frames
+        .last()
+        .and_then(|frame| frame.state.waiting.next_seq)
+        .unwrap_or(1);
 
     let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq)?;
     let resumed = resume(frames, &channel, &host);
     let next_batch_seq = resumed.next_batch_seq;
-    let mut files = config.libraries.clone();
-    files.extend(discovery::likely_libraries(&[]));
-    let discovery = Discovery::start(probes, &files, config.scan_interval.0)?;
+    let search = Search {
+        files: config.libraries.clone(),
+        folders: Vec::new(),
+        wanted: Box::new(Everyone),
+        interval: config.scan_interval.0,
+    };
+    let discovery = Discovery::start(probes, search)?;
     if discovery.known().libraries().is_empty() {
-        info!("no CUDA library found yet; looking every {}", config.scan_interval);
+        info!(
+            "no CUDA library found yet; looking every {}",
+            config.scan_interval
+        );
     }
-    let sampler = Sampler::start(config.nvml_library.clone(), config.sysfs.clone(), config.sample_interval.0)?;
-    let (output, committed) = Spool::open(&config.spool, host.clone(), agent_id.clone(), journal, next_batch_seq)?;
+    let sampler = Sampler::start(
+        config.nvml_library.clone(),
+        config.sysfs.clone(),
+        config.sample_interval.0,
+    )?;
+    let (output, committed) = Spool::open(
+        &config.spool,
+        host.clone(),
+        agent_id.clone(),
+        journal,
+        next_batch_seq,
+    )?;
 
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
     let stop = Arc::new(AtomicBool::new(false));
     runtime.spawn(stop_on_signal(Arc::clone(&stop)));
     let sender = match &config.collector {
@@ -67,7 +96,10 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
             Some(runtime.spawn(ship::run(shipment, committed)))
         }
         None => {
-            warn!("no collector is configured: events stay in {}", config.spool.display());
+            warn!(
+                "no collector is configured: events stay in {}",
+                config.spool.display()
+            );
             None
         }
     };
@@ -88,22 +120,31 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         engine.turn();
     }
-    info!("stopping: writing what is there; the probes stay (vramscope-agent detach takes them out)");
+    info!(
+        "stopping: writing what is there; the probes stay (vramscope-agent detach takes them out)"
+    );
     let written = engine.finish();
     // Closes the channel to the sender, which then sends what is left.
     drop(engine);
     if let Some(sender) = sender {
-        runtime.block_on(async { tokio::time::timeout(SEND_LIMIT, sender).await }).ok();
+        runtime
+            .block_on(async { tokio::time::timeout(SEND_LIMIT, sender).await })
+            .ok();
     }
     if !written {
-        bail!("the last events could not be written; they stay in the kernel's ring until the next start");
+        bail!(
+            "the last events could not be written; they stay in the kernel's ring until the next start"
+        );
     }
     Ok(())
 }
 
 async fn stop_on_signal(stop: Arc<AtomicBool>) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (
+        signal(SignalKind::interrupt()),
+        signal(SignalKind::terminate()),
+    ) else {
         warn!("signals cannot be caught: the agent can only be killed");
         return;
     };
@@ -124,7 +165,10 @@ fn resume(frames: Vec<Frame>, channel: &Channel, host: &Host) -> ResumedState {
     let mut state = Resumed::default();
     let mut next_batch_seq = 1;
     let Some(last) = frames.last().map(|frame| frame.state.clone()) else {
-        return ResumedState { state, next_batch_seq };
+        return ResumedState {
+            state,
+            next_batch_seq,
+        };
     };
     for frame in frames {
         state.changes.extend(frame.changes);
@@ -138,14 +182,22 @@ fn resume(frames: Vec<Frame>, channel: &Channel, host: &Host) -> ResumedState {
         state.ring_position = Some(last.ring_position);
         info!("going on with the probes and the ring of the agent before");
     } else {
-        warn!("the probes of the agent before are gone: what happened since it stopped was not seen");
+        warn!(
+            "the probes of the agent before are gone: what happened since it stopped was not seen"
+        );
     }
     if last.boot_id != host.boot_id {
         // Those processes are of another boot. Their ends were not seen, so no row tells of them.
         state.changes.clear();
-        state.waiting = crate::probes::order::Waiting { next_seq: state.waiting.next_seq, ..Default::default() };
+        state.waiting = crate::probes::order::Waiting {
+            next_seq: state.waiting.next_seq,
+            ..Default::default()
+        };
     }
-    ResumedState { state, next_batch_seq }
+    ResumedState {
+        state,
+        next_batch_seq,
+    }
 }
 
 /// The spool's own random name, made once. It names the agent in every row.
@@ -155,7 +207,9 @@ fn agent_id(spool: &Path) -> anyhow::Result<String> {
         Ok(id) if !id.trim().is_empty() => return Ok(id.trim().to_string()),
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("failed to read {}", path.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("failed to read {}", path.display()));
+        }
     }
     let id = random_id()?;
     folder::write_durably(&path, id.as_bytes())?;
@@ -177,11 +231,16 @@ fn pin_lock_path(pin_path: &Path) -> PathBuf {
 
 /// Takes an exclusive lock that ends with the process, however it ends.
 fn lock(path: &Path) -> anyhow::Result<File> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
         .with_context(|| format!("failed to open lock file {}", path.display()))?;
     // SAFETY: a system call on a file descriptor we hold.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-        return Err(io::Error::last_os_error()).with_context(|| format!("failed to lock {}", path.display()));
+        return Err(io::Error::last_os_error())
+            .with_context(|| format!("failed to lock {}", path.display()));
     }
     Ok(file)
 }
@@ -194,7 +253,8 @@ pub fn is_locked(spool: &Path) -> bool {
 
 /// Takes the probes out of the kernel.
 pub fn detach(pin_path: &Path) -> anyhow::Result<bool> {
-    let _lock = lock(&pin_lock_path(pin_path)).context("an agent runs with these probes; stop it first")?;
+    let _lock =
+        lock(&pin_lock_path(pin_path)).context("an agent runs with these probes; stop it first")?;
     bpf::remove_pins(pin_path)
 }
 
@@ -213,5 +273,7 @@ pub fn check_privileges() -> anyhow::Result<()> {
     if has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON)) {
         return Ok(());
     }
-    bail!("this needs root: loading BPF programs takes CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run it with sudo, or in a container with those capabilities and hostPID")
+    bail!(
+        "this needs root: loading BPF programs takes CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run it with sudo, or in a container with those capabilities and hostPID"
+    )
 }

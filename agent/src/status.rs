@@ -45,7 +45,12 @@ pub struct Status {
 }
 
 /// Writes the state of this moment.
-pub fn write(spool: &Path, host: &Host, agent_id: &str, checkpoint: &Checkpoint<'_>) -> anyhow::Result<()> {
+pub fn write(
+    spool: &Path,
+    host: &Host,
+    agent_id: &str,
+    checkpoint: &Checkpoint<'_>,
+) -> anyhow::Result<()> {
     let (live_bytes, live_blocks) = checkpoint
         .ledger
         .processes()
@@ -61,7 +66,12 @@ pub fn write(spool: &Path, host: &Host, agent_id: &str, checkpoint: &Checkpoint<
         agent_id: agent_id.to_string(),
         written_ns: clock::realtime_ns(),
         events: checkpoint.totals.events,
-        lost: checkpoint.totals.lost.iter().map(|(cause, count)| ((*cause).to_string(), *count)).collect(),
+        lost: checkpoint
+            .totals
+            .lost
+            .iter()
+            .map(|(cause, count)| ((*cause).to_string(), *count))
+            .collect(),
         processes: checkpoint.ledger.processes().count(),
         live_bytes,
         live_blocks,
@@ -70,7 +80,11 @@ pub fn write(spool: &Path, host: &Host, agent_id: &str, checkpoint: &Checkpoint<
         not_hooked,
         ring_fill: checkpoint.ring_fill,
         spool_files: files.len(),
-        spool_bytes: files.iter().filter_map(|file| file.path.metadata().ok()).map(|m| m.len()).sum(),
+        spool_bytes: files
+            .iter()
+            .filter_map(|file| file.path.metadata().ok())
+            .map(|m| m.len())
+            .sum(),
         rejected_files: std::fs::read_dir(spool.join("rejected")).map_or(0, Iterator::count),
     };
     folder::write_durably(&spool.join(FILE), &serde_json::to_vec_pretty(&status)?)
@@ -92,24 +106,62 @@ pub fn read(spool: &Path) -> anyhow::Result<(Status, bool)> {
 pub fn text(status: &Status, running: bool) -> String {
     let mut text = String::new();
     let age = clock::realtime_ns().saturating_sub(status.written_ns) / 1_000_000;
-    let state = if running { format!("running, pid {}", status.pid) } else { "not running".to_string() };
-    let _ = writeln!(text, "vramscope-agent {} on {}: {state}", status.version, status.host);
+    let state = if running {
+        format!("running, pid {}", status.pid)
+    } else {
+        "not running".to_string()
+    };
+    let _ = writeln!(
+        text,
+        "vramscope-agent {} on {}: {state}",
+        status.version, status.host
+    );
     let _ = writeln!(text, "  written        {:.1} s ago", age as f64 / 1000.0);
     let _ = writeln!(text, "  events         {}", status.events);
     let lost: u64 = status.lost.values().sum();
-    let causes: Vec<_> = status.lost.iter().map(|(cause, count)| format!("{cause} {count}")).collect();
-    let causes = if causes.is_empty() { String::new() } else { format!(" ({})", causes.join(", ")) };
+    let causes: Vec<_> = status
+        .lost
+        .iter()
+        .map(|(cause, count)| format!("{cause} {count}"))
+        .collect();
+    let causes = if causes.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", causes.join(", "))
+    };
     let _ = writeln!(text, "  lost           {lost}{causes}");
     let _ = writeln!(text, "  processes      {}", status.processes);
-    let _ = writeln!(text, "  live           {} in {} blocks", crate::summary::bytes(status.live_bytes), status.live_blocks);
-    let _ = writeln!(text, "  hooks          {} attached, {} not (see the view coverage)", status.hooked, status.not_hooked);
+    let _ = writeln!(
+        text,
+        "  live           {} in {} blocks",
+        crate::summary::bytes(status.live_bytes),
+        status.live_blocks
+    );
+    let _ = writeln!(
+        text,
+        "  hooks          {} attached, {} not (see the view coverage)",
+        status.hooked, status.not_hooked
+    );
     for library in &status.libraries {
         let _ = writeln!(text, "                 {library}");
     }
-    let _ = writeln!(text, "  ring           {:.1} % full", status.ring_fill * 100.0);
-    let _ = writeln!(text, "  spool          {} files, {}", status.spool_files, crate::summary::bytes(status.spool_bytes));
+    let _ = writeln!(
+        text,
+        "  ring           {:.1} % full",
+        status.ring_fill * 100.0
+    );
+    let _ = writeln!(
+        text,
+        "  spool          {} files, {}",
+        status.spool_files,
+        crate::summary::bytes(status.spool_bytes)
+    );
     if status.rejected_files > 0 {
-        let _ = writeln!(text, "  rejected       {} files, kept in rejected/ below the spool", status.rejected_files);
+        let _ = writeln!(
+            text,
+            "  rejected       {} files, kept in rejected/ below the spool",
+            status.rejected_files
+        );
     }
     text
 }

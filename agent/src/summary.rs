@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
-use crate::engine::Totals;
+use crate::engine::{Observer, Totals};
 use crate::spool::rows::{AllocRow, StackRow};
 
 /// Stacks that are listed.
@@ -49,6 +50,7 @@ pub struct StackLine {
 pub struct Summary {
     lines: BTreeMap<(u32, Option<i32>, &'static str), Line>,
     stacks: HashMap<i64, StackLine>,
+    names: HashMap<i64, String>,
     /// Failed calls that a driver row told of: the runtime's failure above them is the same one.
     failed_parents: std::collections::HashSet<i64>,
 }
@@ -70,12 +72,15 @@ impl Summary {
         } else if !row.counted {
             return;
         }
-        let line = self.lines.entry((row.pid, row.device, kind)).or_insert_with(|| Line {
-            pid: row.pid,
-            device: row.device,
-            memory_kind: kind,
-            ..Line::default()
-        });
+        let line = self
+            .lines
+            .entry((row.pid, row.device, kind))
+            .or_insert_with(|| Line {
+                pid: row.pid,
+                device: row.device,
+                memory_kind: kind,
+                ..Line::default()
+            });
         let bytes = row.bytes.unwrap_or(0) as u64;
         match (begins, failed) {
             (true, true) => line.failed_allocations += 1,
@@ -111,7 +116,13 @@ impl Summary {
         if failed {
             return;
         }
-        let Some(stack_id) = (if begins { row.stack_id } else { row.alloc_stack_id }) else { return };
+        let Some(stack_id) = (if begins {
+            row.stack_id
+        } else {
+            row.alloc_stack_id
+        }) else {
+            return;
+        };
         let stack = self.stacks.entry(stack_id).or_default();
         stack.stack_id = stack_id;
         if begins {
@@ -130,29 +141,43 @@ impl Summary {
     }
 
     /// Stacks that keep most, then those that took most.
-    pub fn top_stacks(&self, names: &HashMap<i64, String>) -> Vec<StackLine> {
+    pub fn top_stacks(&self) -> Vec<StackLine> {
         let mut stacks: Vec<_> = self.stacks.values().cloned().collect();
         stacks.sort_by_key(|s| std::cmp::Reverse((s.kept_bytes, s.allocated_bytes, s.stack_id)));
         stacks.truncate(TOP);
         for stack in &mut stacks {
-            stack.folded = names.get(&stack.stack_id).cloned().unwrap_or_default();
+            stack.folded = self.names.get(&stack.stack_id).cloned().unwrap_or_default();
         }
         stacks
     }
 }
 
-/// Names of stacks, kept for the summary.
-pub fn names(rows: &[StackRow]) -> impl Iterator<Item = (i64, String)> + '_ {
-    rows.iter().map(|row| (row.stack_id, row.folded.clone()))
+/// A summary that the engine fills while somebody else waits to read it.
+impl Observer for Arc<Mutex<Summary>> {
+    fn row(&mut self, row: &AllocRow) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).add(row);
+    }
+
+    fn stack(&mut self, stack: &StackRow) {
+        let mut summary = self.lock().unwrap_or_else(PoisonError::into_inner);
+        summary.names.insert(stack.stack_id, stack.folded.clone());
+    }
 }
 
 /// The printed form.
-pub fn text(summary: &Summary, names: &HashMap<i64, String>, totals: &Totals, folder: &str) -> String {
+pub fn text(summary: &Summary, totals: &Totals, folder: &str) -> String {
     let mut text = String::new();
     let lost: u64 = totals.lost.values().sum();
-    let _ = writeln!(text, "vramscope: {} calls seen, {lost} lost; written to {folder}", totals.events);
+    let _ = writeln!(
+        text,
+        "vramscope: {} calls seen, {lost} lost; written to {folder}",
+        totals.events
+    );
     for (cause, count) in &totals.lost {
-        let _ = writeln!(text, "  lost by {cause}: {count}; totals below are short by what those calls did");
+        let _ = writeln!(
+            text,
+            "  lost by {cause}: {count}; totals below are short by what those calls did"
+        );
     }
     let _ = writeln!(
         text,
@@ -160,7 +185,9 @@ pub fn text(summary: &Summary, names: &HashMap<i64, String>, totals: &Totals, fo
         "pid", "device", "memory", "allocs", "frees", "failed", "peak", "live", "at exit"
     );
     for line in summary.lines() {
-        let device = line.device.map_or("?".to_string(), |device| device.to_string());
+        let device = line
+            .device
+            .map_or("?".to_string(), |device| device.to_string());
         let _ = writeln!(
             text,
             "  {:>8} {device:>6} {:<15} {:>8} {:>8} {:>7} {:>10} {:>10} {:>12}",
@@ -174,9 +201,12 @@ pub fn text(summary: &Summary, names: &HashMap<i64, String>, totals: &Totals, fo
             bytes(line.live_at_exit_bytes),
         );
     }
-    let stacks = summary.top_stacks(names);
+    let stacks = summary.top_stacks();
     if !stacks.is_empty() {
-        let _ = writeln!(text, "  stacks that keep most (bytes never freed by a call):");
+        let _ = writeln!(
+            text,
+            "  stacks that keep most (bytes never freed by a call):"
+        );
     }
     for stack in stacks {
         let _ = writeln!(
@@ -200,7 +230,11 @@ pub fn bytes(value: u64) -> String {
         scaled /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{value} B") } else { format!("{scaled:.1} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{value} B")
+    } else {
+        format!("{scaled:.1} {}", UNITS[unit])
+    }
 }
 
 #[cfg(test)]
@@ -226,19 +260,48 @@ mod tests {
         summary.add(&row("free", 100, 3));
         summary.add(&row("alloc", 20, 4));
         // A failure of the driver and of the runtime above it are one.
-        let failed = |seq, parent_seq| AllocRow { result: Some(2), counted: false, parent_seq, ..row("alloc", 0, seq) };
+        let failed = |seq, parent_seq| AllocRow {
+            result: Some(2),
+            counted: false,
+            parent_seq,
+            ..row("alloc", 0, seq)
+        };
         summary.add(&failed(5, Some(6)));
         summary.add(&failed(6, None));
-        let outer = AllocRow { result: Some(1), counted: false, ..row("free", 0, 7) };
+        let outer = AllocRow {
+            result: Some(1),
+            counted: false,
+            ..row("free", 0, 7)
+        };
         summary.add(&outer);
-        summary.add(&AllocRow { parent_seq: Some(7), seq: 8, ..outer });
-        summary.add(&AllocRow { implicit: true, api: "process_exit", result: None, ..row("free", 50, 9) });
+        summary.add(&AllocRow {
+            parent_seq: Some(7),
+            seq: 8,
+            ..outer
+        });
+        summary.add(&AllocRow {
+            implicit: true,
+            api: "process_exit",
+            result: None,
+            ..row("free", 50, 9)
+        });
         let line = &summary.lines()[0];
-        assert_eq!((line.allocations, line.frees, line.peak_bytes, line.live_bytes), (3, 1, 150, 20));
+        assert_eq!(
+            (
+                line.allocations,
+                line.frees,
+                line.peak_bytes,
+                line.live_bytes
+            ),
+            (3, 1, 150, 20)
+        );
         assert_eq!((line.failed_allocations, line.failed_frees), (1, 1));
         assert_eq!((line.live_at_exit_bytes, line.live_at_exit_blocks), (50, 1));
-        let stack = &summary.top_stacks(&HashMap::new())[0];
-        assert_eq!((stack.allocated_bytes, stack.kept_bytes, stack.kept_blocks), (170, 70, 2));
+        let stack = &summary.top_stacks()[0];
+        assert_eq!(
+            (stack.allocated_bytes, stack.kept_bytes, stack.kept_blocks),
+            (170, 70, 2)
+        );
     }
 
     #[test]

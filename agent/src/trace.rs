@@ -13,7 +13,7 @@ use anyhow::Context;
 
 use crate::config::{Config, Span};
 use crate::engine::{Engine, Parts, Resumed};
-use crate::host::discovery::{self, Discovery};
+use crate::host::discovery::{Discovery, Filter, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
 use crate::output::TraceFolder;
@@ -45,22 +45,34 @@ pub struct Job {
 /// ended it, 127 if it could not be started.
 pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
     let host = Host::detect(config.host.clone());
-    let output = TraceFolder::create(&job.folder, host.clone(), format!("trace-{}", serve::random_id()?))?;
+    let output = TraceFolder::create(
+        &job.folder,
+        host.clone(),
+        format!("trace-{}", serve::random_id()?),
+    )?;
+    // Before any thread starts: each would take signals for itself otherwise.
+    let signals = Signals::take_over()?;
     let (probes, channel) = bpf::load_unpinned()?;
-    let mut files = config.libraries.clone();
-    files.extend(discovery::likely_libraries(&library_path()));
-    let discovery = Discovery::start(probes, &files, Duration::from_millis(250))?;
-    let sampler = Sampler::start(config.nvml_library.clone(), config.sysfs.clone(), config.sample_interval.0)?;
+    let search = Search {
+        files: config.libraries.clone(),
+        folders: library_path(),
+        // Other processes are none of our business, and hooking their libraries would only cost them.
+        wanted: Box::new(Descendants::asked_anew()),
+        interval: Duration::from_millis(250),
+    };
+    let discovery = Discovery::start(probes, search)?;
+    let sampler = Sampler::start(
+        config.nvml_library.clone(),
+        config.sysfs.clone(),
+        config.sample_interval.0,
+    )?;
     // Few larger files: nobody reads them before the end.
     config.flush_interval = Span(config.flush_interval.0.max(Duration::from_secs(10)));
 
     // Orphans of the command become our children, so that every descendant can be told.
     // SAFETY: a system call without memory.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
-    let signals = Signals::take_over()?;
     let summary = Arc::new(Mutex::new(Summary::default()));
-    let seen = Arc::clone(&summary);
-    let mut descendants = Descendants::default();
     let parts = Parts {
         host,
         config,
@@ -68,23 +80,24 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
         discovery,
         sampler,
         output: Box::new(output),
-        filter: Some(Box::new(move |pid| descendants.contains(pid))),
-        observer: Some(Box::new(move |row| seen.lock().unwrap_or_else(PoisonError::into_inner).add(row))),
+        filter: Some(Box::new(Descendants::remembered())),
+        observer: Some(Box::new(Arc::clone(&summary))),
     };
     let mut engine = Engine::new(parts, Resumed::default());
 
     let mut child = match start(&job.command, &signals) {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("vramscope-agent: failed to start {}: {error}", job.command[0].to_string_lossy());
+            eprintln!(
+                "vramscope-agent: failed to start {}: {error}",
+                job.command[0].to_string_lossy()
+            );
             fs::remove_dir_all(&job.folder).ok();
             return Ok(127);
         }
     };
-    let mut names = HashMap::new();
     let status = loop {
         engine.turn();
-        names.extend(summary::names(engine.take_named_stacks()));
         signals.pass_on(child.id());
         // Zombies among adopted orphans are reaped with it.
         if let Some(status) = child.try_wait().context("failed to wait for the command")? {
@@ -92,24 +105,27 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
         }
     };
     let left = still_running();
-    names.extend(summary::names(engine.take_named_stacks()));
     let written = engine.finish();
-    names.extend(summary::names(engine.take_named_stacks()));
     if !written {
         anyhow::bail!("failed to write the trace to {}", job.folder.display());
     }
-    report(job, &engine, &summary.lock().unwrap_or_else(PoisonError::into_inner), &names, left)?;
+    report(
+        job,
+        &engine,
+        &summary.lock().unwrap_or_else(PoisonError::into_inner),
+        left,
+    )?;
     Ok(exit_code(status))
 }
 
-fn report(job: &Job, engine: &Engine, summary: &Summary, names: &HashMap<i64, String>, left: usize) -> anyhow::Result<()> {
+fn report(job: &Job, engine: &Engine, summary: &Summary, left: usize) -> anyhow::Result<()> {
     let (libraries, hooked, not_hooked) = engine.hooked();
     if job.json {
         let json = serde_json::json!({
             "events": engine.totals().events,
             "lost": engine.totals().lost,
             "totals": summary.lines(),
-            "top_stacks": summary.top_stacks(names),
+            "top_stacks": summary.top_stacks(),
             "libraries": libraries,
             "hooked": hooked,
             "not_hooked": not_hooked,
@@ -122,9 +138,11 @@ fn report(job: &Job, engine: &Engine, summary: &Summary, names: &HashMap<i64, St
         return Ok(());
     }
     let folder = job.folder.display().to_string();
-    eprint!("{}", summary::text(summary, names, engine.totals(), &folder));
+    eprint!("{}", summary::text(summary, engine.totals(), &folder));
     if libraries.is_empty() {
-        eprintln!("  no CUDA library (libcuda.so*, libcudart.so*) was found: there was nothing to hook");
+        eprintln!(
+            "  no CUDA library (libcuda.so*, libcudart.so*) was found: there was nothing to hook"
+        );
     }
     if left > 0 {
         eprintln!("  {left} processes started by the command still run; they are traced no more");
@@ -140,7 +158,8 @@ fn start(command: &[OsString], signals: &Signals) -> std::io::Result<Child> {
     // SAFETY: between fork and exec only a system call is made, and it is async-signal-safe.
     unsafe {
         process.pre_exec(move || {
-            if libc::sigprocmask(libc::SIG_SETMASK, &raw const old_mask, std::ptr::null_mut()) == 0 {
+            if libc::sigprocmask(libc::SIG_SETMASK, &raw const old_mask, std::ptr::null_mut()) == 0
+            {
                 Ok(())
             } else {
                 Err(std::io::Error::last_os_error())
@@ -151,46 +170,78 @@ fn start(command: &[OsString], signals: &Signals) -> std::io::Result<Child> {
 }
 
 fn exit_code(status: ExitStatus) -> i32 {
-    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
+    status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal))
+        .unwrap_or(1)
 }
 
 /// Folders that the command's loader searches before the usual ones.
 fn library_path() -> Vec<PathBuf> {
     std::env::var_os("LD_LIBRARY_PATH")
-        .map(|path| std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty()).collect())
+        .map(|path| {
+            std::env::split_paths(&path)
+                .filter(|folder| !folder.as_os_str().is_empty())
+                .collect()
+        })
         .unwrap_or_default()
 }
 
 /// The parent of a process.
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
+    stat[stat.rfind(')')? + 1..]
+        .split_ascii_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 /// Which processes descend from this one. A process that is gone before it could be asked is
 /// taken for a descendant: its events would be lost otherwise.
-#[derive(Default)]
 struct Descendants {
-    known: HashMap<u32, bool>,
+    /// Answers given before; `None` asks anew each time.
+    known: Option<HashMap<u32, bool>>,
 }
 
 impl Descendants {
-    fn contains(&mut self, pid: u32) -> bool {
-        if let Some(known) = self.known.get(&pid) {
-            return *known;
+    /// For who hears of every exit, and can forget answers before a pid is given out again.
+    fn remembered() -> Self {
+        Self {
+            known: Some(HashMap::new()),
         }
-        let me = std::process::id();
-        let mut at = pid;
-        let descends = loop {
-            match parent(at) {
-                Some(parent) if parent == me => break true,
-                Some(0 | 1) => break false,
-                Some(parent) => at = parent,
-                None => break true,
-            }
+    }
+
+    fn asked_anew() -> Self {
+        Self { known: None }
+    }
+}
+
+impl Filter for Descendants {
+    fn wants(&mut self, pid: u32) -> bool {
+        let Some(known) = &mut self.known else {
+            return descends_from_us(pid);
         };
-        self.known.insert(pid, descends);
-        descends
+        *known.entry(pid).or_insert_with(|| descends_from_us(pid))
+    }
+
+    fn forget(&mut self, pid: u32) {
+        if let Some(known) = &mut self.known {
+            known.remove(&pid);
+        }
+    }
+}
+
+fn descends_from_us(pid: u32) -> bool {
+    let me = std::process::id();
+    let mut at = pid;
+    loop {
+        match parent(at) {
+            _ if at == me => return true,
+            Some(0 | 1) => return false,
+            Some(parent) => at = parent,
+            None => return true,
+        }
     }
 }
 

@@ -36,6 +36,7 @@ use vramscope_ebpf_abi::{
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_USER_STACK: u64 = 1 << 8;
 const BPF_NOEXIST: u64 = 1;
+const BPF_RB_FORCE_WAKEUP: u64 = 2;
 
 /// A call that was entered and has not returned.
 #[repr(C)]
@@ -58,6 +59,9 @@ struct Thread {
     context: u64,
     device: i32,
     known: u32,
+    /// Records sent. The first one wakes the agent: it has to read the mappings of a process
+    /// that may be over in milliseconds.
+    sent: u64,
     calls: [InFlight; MAX_DEPTH],
 }
 
@@ -66,8 +70,7 @@ static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
 
 /// Keyed by thread id. Entries are made at a thread's first call and removed at its exit.
 #[map]
-static THREADS: HashMap<u32, Thread> =
-    HashMap::with_max_entries(MAX_THREADS, BPF_F_NO_PREALLOC);
+static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(MAX_THREADS, BPF_F_NO_PREALLOC);
 
 /// One zeroed entry, never written: a new thread's value is copied from here, since a `Thread`
 /// is too large for the 512-byte BPF stack.
@@ -77,6 +80,11 @@ static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
 /// The next sequence number.
 #[map]
 static SEQ: Array<u64> = Array::with_max_entries(1, 0);
+
+/// When these maps were made, written once by the agent. A restarted agent compares it with its
+/// journal, to know whether it goes on with the same ring.
+#[map]
+static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Losses by `Loss`.
 #[map]
@@ -95,7 +103,9 @@ fn lose(cause: Loss) {
 fn next_seq() -> u64 {
     match SEQ.get_ptr_mut(0) {
         // SAFETY: the slot is aligned, lives as long as the map, and is only used atomically.
-        Some(seq) => unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(seq, 1) },
+        // Sequentially consistent, since LLVM turns a relaxed addition into the instruction that
+        // does not fetch, even where the old value is used.
+        Some(seq) => unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(seq, 1) },
         None => 0,
     }
 }
@@ -261,7 +271,11 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     } else {
         0
     };
-    let seq = if cookie.seq_at_entry { top.seq } else { next_seq() };
+    let seq = if cookie.seq_at_entry {
+        top.seq
+    } else {
+        next_seq()
+    };
     let mut call = Call {
         kind: KIND_CALL,
         hook: cookie.hook as u32,
@@ -281,6 +295,12 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         frames: 0,
     };
 
+    let wakeup = if thread.sent == 0 {
+        BPF_RB_FORCE_WAKEUP
+    } else {
+        0
+    };
+    thread.sent += 1;
     if cookie.stack && parent_enter_ns == 0 {
         let Some(mut entry) = EVENTS.reserve::<CallStack>(0) else {
             lose(Loss::RingFull);
@@ -302,14 +322,14 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
             call.kind = KIND_CALL_STACK;
             (*record).call = call;
         }
-        entry.submit(0);
+        entry.submit(wakeup);
     } else {
         let Some(mut entry) = EVENTS.reserve::<Call>(0) else {
             lose(Loss::RingFull);
             return 0;
         };
         entry.write(call);
-        entry.submit(0);
+        entry.submit(wakeup);
     }
     0
 }
@@ -327,7 +347,7 @@ fn process_record(kind: u32, tgid: u32) {
         // SAFETY: a helper without arguments.
         at_ns: unsafe { bpf_ktime_get_ns() },
     });
-    entry.submit(0);
+    entry.submit(BPF_RB_FORCE_WAKEUP);
 }
 
 #[raw_tracepoint(tracepoint = "sched_process_exec")]

@@ -48,7 +48,15 @@ fn is_bpffs(path: &Path) -> bool {
 fn mount(target: &Path) -> anyhow::Result<()> {
     let path = c_path(target)?;
     // SAFETY: all pointers are C strings or null.
-    let result = unsafe { libc::mount(c"bpf".as_ptr(), path.as_ptr(), c"bpf".as_ptr(), 0, std::ptr::null()) };
+    let result = unsafe {
+        libc::mount(
+            c"bpf".as_ptr(),
+            path.as_ptr(),
+            c"bpf".as_ptr(),
+            0,
+            std::ptr::null(),
+        )
+    };
     if result != 0 {
         return Err(io::Error::last_os_error()).with_context(|| {
             format!("failed to mount a BPF file system at {}; mount one there (mount -t bpf bpf DIR) or set pin_path", target.display())

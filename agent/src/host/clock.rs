@@ -1,7 +1,10 @@
 //! Clocks. The kernel side stamps CLOCK_MONOTONIC; rows carry CLOCK_REALTIME.
 
 fn read(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     // SAFETY: the buffer is valid; both clocks exist on every Linux, so the call cannot fail.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -39,7 +42,9 @@ const TOLERANCE_NS: i64 = 1_000_000;
 
 impl WallClock {
     pub fn new() -> Self {
-        Self { offset: offset_now() }
+        Self {
+            offset: offset_now(),
+        }
     }
 
     /// Follows the wall clock if it was set.

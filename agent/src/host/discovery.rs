@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
+use super::identity::StartTime;
 use super::library::{self, FileId, Library};
-use super::procfs;
+use super::procfs::{self, Mapping, Program};
 use crate::probes::bpf::{Attachment, Probes};
 
 /// When to look at a program after its exec: the loader needs a moment to map its libraries.
@@ -31,7 +32,17 @@ const LOOKS: [Duration; 5] = [
 #[derive(Default)]
 pub struct Known {
     libraries: HashMap<FileId, (String, Vec<Attachment>)>,
-    processes: HashMap<u32, Vec<FileId>>,
+    processes: HashMap<u32, Seen>,
+}
+
+/// A process that maps hooked libraries, as it was when it was looked at: it may be gone when its
+/// events are read.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    libraries: Vec<FileId>,
+    pub start: StartTime,
+    pub program: Program,
+    pub mappings: Vec<Mapping>,
 }
 
 /// One symbol of one library that a process maps.
@@ -45,7 +56,10 @@ pub struct Coverage {
 impl Known {
     /// Hooks of the libraries that a process maps; empty if none was found (yet).
     pub fn coverage(&self, pid: u32) -> Vec<Coverage> {
-        let ids = self.processes.get(&pid).map_or(&[][..], Vec::as_slice);
+        let ids = self
+            .processes
+            .get(&pid)
+            .map_or(&[][..], |seen| seen.libraries.as_slice());
         ids.iter()
             .filter_map(|id| self.libraries.get(id))
             .flat_map(|(path, attachments)| {
@@ -58,6 +72,11 @@ impl Known {
             .collect()
     }
 
+    /// What was seen of a process that maps a hooked library.
+    pub fn seen(&self, pid: u32) -> Option<&Seen> {
+        self.processes.get(&pid)
+    }
+
     /// Processes that map a hooked library.
     pub fn pids(&self) -> Vec<u32> {
         self.processes.keys().copied().collect()
@@ -65,13 +84,62 @@ impl Known {
 
     /// Hooked functions, and functions that could not be hooked, over all libraries.
     pub fn hooked(&self) -> (usize, usize) {
-        let all = self.libraries.values().flat_map(|(_, attachments)| attachments);
+        let all = self
+            .libraries
+            .values()
+            .flat_map(|(_, attachments)| attachments);
         let (yes, no): (Vec<_>, Vec<_>) = all.partition(|a| a.refused.is_none());
         (yes.len(), no.len())
     }
 
     pub fn libraries(&self) -> Vec<String> {
-        self.libraries.values().map(|(path, _)| path.clone()).collect()
+        self.libraries
+            .values()
+            .map(|(path, _)| path.clone())
+            .collect()
+    }
+}
+
+/// Decides which processes are looked at.
+pub trait Filter: Send {
+    fn wants(&mut self, pid: u32) -> bool;
+
+    /// The process has ended; its pid may be given out again.
+    fn forget(&mut self, _pid: u32) {}
+}
+
+/// Every process of the host.
+pub struct Everyone;
+
+impl Filter for Everyone {
+    fn wants(&mut self, _pid: u32) -> bool {
+        true
+    }
+}
+
+/// What to search, and how often.
+pub struct Search {
+    /// Files to hook before any process maps them.
+    pub files: Vec<PathBuf>,
+    /// Folders to search for such files, besides the usual ones.
+    pub folders: Vec<PathBuf>,
+    pub wanted: Box<dyn Filter>,
+    pub interval: Duration,
+}
+
+impl Search {
+    /// Hooks files that no process maps yet. Done again at each interval: an upgrade puts a new
+    /// file under the old name.
+    fn hook_files(&self, probes: &mut Probes, known: &Mutex<Known>) {
+        let likely = likely_libraries(&self.folders);
+        for file in self.files.iter().chain(&likely) {
+            let Ok(library) = Library::from_path(file) else {
+                continue;
+            };
+            if !lock(known).libraries.contains_key(&library.id) {
+                hook(probes, known, &library);
+            }
+        }
     }
 }
 
@@ -90,21 +158,25 @@ pub struct Discovery {
 
 impl Discovery {
     /// Hooks the given files and those of all running processes, then goes on in the background.
-    pub fn start(mut probes: Probes, files: &[PathBuf], interval: Duration) -> anyhow::Result<Self> {
+    pub fn start(mut probes: Probes, mut search: Search) -> anyhow::Result<Self> {
         let known = Arc::new(Mutex::new(Known::default()));
-        for file in files {
-            match Library::from_path(file) {
-                Ok(library) => hook(&mut probes, &known, &library),
-                Err(error) => warn!("library not hooked: {error:#}"),
+        for file in &search.files {
+            if let Err(error) = Library::from_path(file) {
+                warn!("library not hooked: {error:#}");
             }
         }
-        scan(&mut probes, &known);
+        search.hook_files(&mut probes, &known);
+        scan(&mut probes, &known, search.wanted.as_mut());
         let (requests, receiver) = mpsc::channel();
         let shared = Arc::clone(&known);
         let thread = std::thread::Builder::new()
             .name("discovery".into())
-            .spawn(move || run(&mut probes, &shared, &receiver, interval))?;
-        Ok(Self { known, requests, thread: Some(thread) })
+            .spawn(move || run(&mut probes, &shared, &receiver, &mut search))?;
+        Ok(Self {
+            known,
+            requests,
+            thread: Some(thread),
+        })
     }
 
     /// What is known now.
@@ -139,7 +211,13 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn run(probes: &mut Probes, known: &Mutex<Known>, requests: &Receiver<Request>, interval: Duration) {
+fn run(
+    probes: &mut Probes,
+    known: &Mutex<Known>,
+    requests: &Receiver<Request>,
+    search: &mut Search,
+) {
+    let interval = search.interval;
     let mut looks: Vec<(Instant, u32)> = Vec::new();
     let mut next_scan = Instant::now() + interval;
     loop {
@@ -158,42 +236,76 @@ fn run(probes: &mut Probes, known: &Mutex<Known>, requests: &Receiver<Request>, 
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let now = Instant::now();
-        let due: Vec<u32> = looks.iter().filter(|(at, _)| *at <= now).map(|(_, pid)| *pid).collect();
+        let due: Vec<u32> = looks
+            .iter()
+            .filter(|(at, _)| *at <= now)
+            .map(|(_, pid)| *pid)
+            .collect();
         looks.retain(|(at, _)| *at > now);
         for pid in due {
-            look_at(probes, known, pid);
+            if search.wanted.wants(pid) {
+                look_at(probes, known, pid);
+            }
         }
         if now >= next_scan {
-            scan(probes, known);
+            search.hook_files(probes, known);
+            scan(probes, known, search.wanted.as_mut());
             next_scan = Instant::now() + interval;
         }
     }
 }
 
-fn scan(probes: &mut Probes, known: &Mutex<Known>) {
-    let pids = procfs::pids();
-    for pid in &pids {
-        look_at(probes, known, *pid);
+fn scan(probes: &mut Probes, known: &Mutex<Known>, wanted: &mut dyn Filter) {
+    for pid in procfs::pids() {
+        if wanted.wants(pid) {
+            look_at(probes, known, pid);
+        }
     }
-    lock(known).processes.retain(|pid, _| pids.contains(pid));
 }
 
 fn look_at(probes: &mut Probes, known: &Mutex<Known>, pid: u32) {
     let mut ids = Vec::new();
-    for mapping in procfs::mappings(pid) {
-        let Some(layer) = library::layer_of(&mapping.path).filter(|_| mapping.executable) else { continue };
+    let mappings = procfs::mappings(pid);
+    for mapping in &mappings {
+        let Some(layer) = library::layer_of(&mapping.path).filter(|_| mapping.executable) else {
+            continue;
+        };
         let open_path = mapping.open_path(pid);
         // The process may be gone by now.
-        let Ok(id) = FileId::of(&open_path) else { continue };
+        let Ok(id) = FileId::of(&open_path) else {
+            continue;
+        };
         if !ids.contains(&id) {
             ids.push(id);
         }
         if !lock(known).libraries.contains_key(&id) {
-            hook(probes, known, &Library { id, path: mapping.path.clone(), open_path, layer });
+            hook(
+                probes,
+                known,
+                &Library {
+                    id,
+                    path: mapping.path.clone(),
+                    open_path,
+                    layer,
+                },
+            );
         }
     }
-    if !ids.is_empty() {
-        lock(known).processes.insert(pid, ids);
+    let unchanged = lock(known)
+        .processes
+        .get(&pid)
+        .is_some_and(|seen| seen.mappings == mappings);
+    if ids.is_empty() || unchanged {
+        return;
+    }
+    if let Some(start) = StartTime::of(pid) {
+        let seen = Seen {
+            libraries: ids,
+            start,
+            program: Program::of(pid),
+            mappings,
+        };
+        lock(known).processes.insert(pid, seen);
     }
 }
 
@@ -203,14 +315,21 @@ fn hook(probes: &mut Probes, known: &Mutex<Known>, library: &Library) {
     info!(library = library.path, hooked = hooked.len(), "hooked");
     for attachment in refused {
         let reason = attachment.refused.as_deref().unwrap_or_default();
-        warn!(library = library.path, symbol = attachment.symbol, reason, "not hooked");
+        warn!(
+            library = library.path,
+            symbol = attachment.symbol,
+            reason,
+            "not hooked"
+        );
     }
-    lock(known).libraries.insert(library.id, (library.path.clone(), attachments));
+    lock(known)
+        .libraries
+        .insert(library.id, (library.path.clone(), attachments));
 }
 
 /// Library files that a program is likely to load: those beside the names in `folders`, and
 /// those in the loader's default places.
-pub fn likely_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
+fn likely_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
     const DEFAULT_FOLDERS: [&str; 6] = [
         "/usr/lib/x86_64-linux-gnu",
         "/lib/x86_64-linux-gnu",
@@ -220,8 +339,14 @@ pub fn likely_libraries(folders: &[PathBuf]) -> Vec<PathBuf> {
         "/usr/lib/wsl/lib",
     ];
     let mut found = HashMap::new();
-    for folder in folders.iter().map(PathBuf::as_path).chain(DEFAULT_FOLDERS.iter().map(Path::new)) {
-        let Ok(entries) = fs::read_dir(folder) else { continue };
+    for folder in folders
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(DEFAULT_FOLDERS.iter().map(Path::new))
+    {
+        let Ok(entries) = fs::read_dir(folder) else {
+            continue;
+        };
         for entry in entries.flatten() {
             let path = entry.path();
             if library::layer_of(&path.to_string_lossy()).is_some()

@@ -49,13 +49,21 @@ pub struct Sampler {
 
 impl Sampler {
     /// `library` overrides the loader's search for NVML; `sysfs` is where NUMA nodes are read.
-    pub fn start(library: Option<PathBuf>, sysfs: PathBuf, interval: Duration) -> std::io::Result<Self> {
+    pub fn start(
+        library: Option<PathBuf>,
+        sysfs: PathBuf,
+        interval: Duration,
+    ) -> std::io::Result<Self> {
         let (sender, samples) = mpsc::channel();
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("nvml".into())
             .spawn(move || run(library.as_deref(), &sysfs, interval, &sender, &stopped))?;
-        Ok(Self { samples, stop, thread: Some(thread) })
+        Ok(Self {
+            samples,
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// Samples taken since the last call.
@@ -78,7 +86,13 @@ impl Drop for Sampler {
     }
 }
 
-fn run(library: Option<&Path>, sysfs: &Path, interval: Duration, samples: &Sender<Vec<Sample>>, stop: &Receiver<()>) {
+fn run(
+    library: Option<&Path>,
+    sysfs: &Path,
+    interval: Duration,
+    samples: &Sender<Vec<Sample>>,
+    stop: &Receiver<()>,
+) {
     let mut complained = false;
     loop {
         match open(library) {
@@ -97,10 +111,14 @@ fn run(library: Option<&Path>, sysfs: &Path, interval: Duration, samples: &Sende
             }
             Err(error) => {
                 if !complained {
-                    warn!("no card samples: NVML is not available ({error}); is libnvidia-ml.so.1 installed? trying again every minute");
+                    warn!(
+                        "no card samples: NVML is not available ({error}); is libnvidia-ml.so.1 installed? trying again every minute"
+                    );
                     complained = true;
                 }
-                if samples.send(Vec::new()).is_err() || stop.recv_timeout(RETRY) != Err(mpsc::RecvTimeoutError::Timeout) {
+                if samples.send(Vec::new()).is_err()
+                    || stop.recv_timeout(RETRY) != Err(mpsc::RecvTimeoutError::Timeout)
+                {
                     return;
                 }
             }
@@ -116,14 +134,18 @@ fn open(library: Option<&Path>) -> Result<Nvml, NvmlError> {
 
 fn sample_all(nvml: &Nvml, sysfs: &Path) -> Vec<Sample> {
     let count = nvml.device_count().unwrap_or_default();
-    (0..count).filter_map(|index| sample(nvml, index, sysfs)).collect()
+    (0..count)
+        .filter_map(|index| sample(nvml, index, sysfs))
+        .collect()
 }
 
 fn sample(nvml: &Nvml, index: u32, sysfs: &Path) -> Option<Sample> {
     let device = nvml.device_by_index(index).ok()?;
     let memory = device.memory_info().ok();
     let pci_bus_id = device.pci_info().ok().map(|pci| pci.bus_id);
-    let numa_node = pci_bus_id.as_deref().and_then(|bus_id| numa::node_of_pci(sysfs, bus_id));
+    let numa_node = pci_bus_id
+        .as_deref()
+        .and_then(|bus_id| numa::node_of_pci(sysfs, bus_id));
     let mut processes: Vec<(u32, Option<u64>)> = Vec::new();
     let compute = device.running_compute_processes().unwrap_or_default();
     let graphics = device.running_graphics_processes().unwrap_or_default();
@@ -139,12 +161,21 @@ fn sample(nvml: &Nvml, index: u32, sysfs: &Path) -> Option<Sample> {
     }
     Some(Sample {
         at_ns: clock::realtime_ns() as i64,
-        card: Card { index, uuid: device.uuid().ok()?, name: device.name().ok(), pci_bus_id, numa_node },
+        card: Card {
+            index,
+            uuid: device.uuid().ok()?,
+            name: device.name().ok(),
+            pci_bus_id,
+            numa_node,
+        },
         total: memory.as_ref().map(|m| m.total),
         used: memory.as_ref().map(|m| m.used),
         free: memory.as_ref().map(|m| m.free),
         reserved: memory.as_ref().map(|m| m.reserved),
-        utilization: device.utilization_rates().ok().map(|u| f64::from(u.gpu) / 100.0),
+        utilization: device
+            .utilization_rates()
+            .ok()
+            .map(|u| f64::from(u.gpu) / 100.0),
         processes,
     })
 }
@@ -159,19 +190,25 @@ pub fn card_of_ordinal<'a>(
     ordinal: i32,
 ) -> Option<&'a Card> {
     let ordinal = usize::try_from(ordinal).ok()?;
-    let alike = cards.windows(2).all(|pair| pair[0].name == pair[1].name && pair[0].name.is_some());
+    let alike = cards
+        .windows(2)
+        .all(|pair| pair[0].name == pair[1].name && pair[0].name.is_some());
     let order_known = cards.len() <= 1 || alike || order == Some("PCI_BUS_ID");
     let by_index = |index: usize| {
         let index = u32::try_from(index).ok()?;
         cards.iter().find(|card| order_known && card.index == index)
     };
-    let Some(visible) = visible else { return by_index(ordinal) };
+    let Some(visible) = visible else {
+        return by_index(ordinal);
+    };
     let entry = visible.split(',').map(str::trim).nth(ordinal)?;
     if let Ok(index) = entry.parse::<usize>() {
         return by_index(index);
     }
     // A UUID may be cut short as long as it names one card.
-    let mut matching = cards.iter().filter(|card| !entry.is_empty() && card.uuid.starts_with(entry));
+    let mut matching = cards
+        .iter()
+        .filter(|card| !entry.is_empty() && card.uuid.starts_with(entry));
     let card = matching.next()?;
     matching.next().is_none().then_some(card)
 }
@@ -197,7 +234,9 @@ mod tests {
     #[test]
     fn ordinals_follow_the_environment() {
         let alike = cards(&["H", "H", "H"]);
-        let index = |visible, order, ordinal| card_of_ordinal(&alike, visible, order, ordinal).map(|c| c.index);
+        let index = |visible, order, ordinal| {
+            card_of_ordinal(&alike, visible, order, ordinal).map(|c| c.index)
+        };
         assert_eq!(index(None, None, 1), Some(1));
         assert_eq!(index(Some("2,0"), None, 0), Some(2));
         assert_eq!(index(Some("2,0"), None, 1), Some(0));
@@ -212,7 +251,13 @@ mod tests {
     fn different_cards_have_no_certain_order() {
         let mixed = cards(&["slow", "fast"]);
         assert_eq!(card_of_ordinal(&mixed, None, None, 0), None);
-        assert_eq!(card_of_ordinal(&mixed, None, Some("PCI_BUS_ID"), 1).map(|c| c.index), Some(1));
-        assert_eq!(card_of_ordinal(&mixed, Some("GPU-1111"), None, 0).map(|c| c.index), Some(1));
+        assert_eq!(
+            card_of_ordinal(&mixed, None, Some("PCI_BUS_ID"), 1).map(|c| c.index),
+            Some(1)
+        );
+        assert_eq!(
+            card_of_ordinal(&mixed, Some("GPU-1111"), None, 0).map(|c| c.index),
+            Some(1)
+        );
     }
 }

@@ -18,9 +18,16 @@ pub struct Host {
 impl Host {
     /// `name` overrides the kernel's host name.
     pub fn detect(name: Option<String>) -> Self {
-        let read = |path: &str| fs::read_to_string(path).map(|s| s.trim().to_string()).unwrap_or_default();
+        let read = |path: &str| {
+            fs::read_to_string(path)
+                .map(|s| s.trim().to_string())
+                .unwrap_or_default()
+        };
         let name = name.unwrap_or_else(|| read("/proc/sys/kernel/hostname"));
-        Self { name, boot_id: read("/proc/sys/kernel/random/boot_id") }
+        Self {
+            name,
+            boot_id: read("/proc/sys/kernel/random/boot_id"),
+        }
     }
 
     /// One process lifetime as one number, so that a reused pid is another process.

@@ -22,7 +22,10 @@ impl FileId {
     /// Asks the file behind `path` itself, so that overlay file systems give the real one.
     pub fn of(path: &Path) -> std::io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
-        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
     }
 }
 
@@ -57,12 +60,18 @@ impl Library {
             bail!("{display} is neither libcuda.so* nor libcudart.so*");
         };
         let id = FileId::of(path).with_context(|| format!("failed to open {display}"))?;
-        Ok(Self { id, path: display, open_path: path.to_path_buf(), layer })
+        Ok(Self {
+            id,
+            path: display,
+            open_path: path.to_path_buf(),
+            layer,
+        })
     }
 
     /// File offsets of the hooked functions that the library exports.
     pub fn function_offsets(&self) -> anyhow::Result<HashMap<&'static str, u64>> {
-        let file = File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
+        let file =
+            File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
         let cache = ReadCache::new(file);
         let elf = object::read::elf::ElfFile64::<Endianness, _>::parse(&cache)
             .with_context(|| format!("{} is not a 64-bit ELF file", self.path))?;
@@ -74,7 +83,9 @@ impl Library {
                 continue;
             }
             let Ok(name) = symbol.name() else { continue };
-            let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else { continue };
+            let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else {
+                continue;
+            };
             let address = symbol.address();
             let segment = segments.iter().find(|segment| {
                 let start = segment.p_vaddr(endian);
@@ -82,7 +93,10 @@ impl Library {
                     && (start..start.saturating_add(segment.p_filesz(endian))).contains(&address)
             });
             if let Some(segment) = segment {
-                offsets.insert(hook.symbol, address - segment.p_vaddr(endian) + segment.p_offset(endian));
+                offsets.insert(
+                    hook.symbol,
+                    address - segment.p_vaddr(endian) + segment.p_offset(endian),
+                );
             }
         }
         Ok(offsets)
@@ -95,7 +109,10 @@ mod tests {
 
     #[test]
     fn layers_go_by_file_name() {
-        assert_eq!(layer_of("/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"), Some(Layer::Driver));
+        assert_eq!(
+            layer_of("/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"),
+            Some(Layer::Driver)
+        );
         assert_eq!(layer_of("/opt/libcudart.so.13"), Some(Layer::Runtime));
         assert_eq!(layer_of("/opt/libcudadebugger.so.1"), None);
     }
@@ -107,7 +124,10 @@ mod tests {
         std::fs::write(&path, "not an ELF file").unwrap();
         let library = Library::from_path(&path).unwrap();
         let error = format!("{:#}", library.function_offsets().unwrap_err());
-        assert!(error.contains("libcuda.so.1 is not a 64-bit ELF file"), "{error}");
+        assert!(
+            error.contains("libcuda.so.1 is not a 64-bit ELF file"),
+            "{error}"
+        );
         assert!(Library::from_path(Path::new("/nonexistent/libcuda.so.1")).is_err());
     }
 }

@@ -28,7 +28,12 @@ impl Placement {
         if self.pages.contains_key(&None) {
             return None;
         }
-        let elsewhere: u64 = self.pages.iter().filter(|(n, _)| **n != Some(node)).map(|(_, pages)| pages).sum();
+        let elsewhere: u64 = self
+            .pages
+            .iter()
+            .filter(|(n, _)| **n != Some(node))
+            .map(|(_, pages)| pages)
+            .sum();
         Some((elsewhere * self.page_bytes).min(buffer_bytes))
     }
 }
@@ -43,12 +48,18 @@ pub fn placement(pid: u32, address: u64, bytes: u64) -> Option<Placement> {
     let first = address / page_bytes * page_bytes;
     let total = (address.checked_add(bytes)? - first).div_ceil(page_bytes);
     let sampled = total > EVERY_PAGE_LIMIT;
-    let step = if sampled { SAMPLE_BYTES / page_bytes } else { 1 };
+    let step = if sampled {
+        SAMPLE_BYTES / page_bytes
+    } else {
+        1
+    };
     let indices: Vec<u64> = (0..total).step_by(step as usize).collect();
     let mut pages = BTreeMap::new();
     for chunk in indices.chunks(CHUNK) {
-        let addresses: Vec<*mut libc::c_void> =
-            chunk.iter().map(|i| (first + i * page_bytes) as *mut libc::c_void).collect();
+        let addresses: Vec<*mut libc::c_void> = chunk
+            .iter()
+            .map(|i| (first + i * page_bytes) as *mut libc::c_void)
+            .collect();
         let mut status = vec![i32::MIN; chunk.len()];
         // SAFETY: both arrays have `chunk.len()` entries; with null nodes nothing is moved, and
         // the addresses are looked up in the other process, never touched here.
@@ -72,7 +83,11 @@ pub fn placement(pid: u32, address: u64, bytes: u64) -> Option<Placement> {
             *pages.entry(node).or_insert(0) += step.min(total - index);
         }
     }
-    Some(Placement { page_bytes, sampled, pages })
+    Some(Placement {
+        page_bytes,
+        sampled,
+        pages,
+    })
 }
 
 /// The NUMA node of a PCI device, `None` when the platform does not say (the kernel's -1).
@@ -82,7 +97,10 @@ pub fn node_of_pci(sysfs: &Path, bus_id: &str) -> Option<i32> {
     let (domain, rest) = lower.split_once(':')?;
     // sysfs has four digits where NVML has eight.
     let domain = &domain[domain.len().saturating_sub(4)..];
-    let path = sysfs.join("bus/pci/devices").join(format!("{domain}:{rest}")).join("numa_node");
+    let path = sysfs
+        .join("bus/pci/devices")
+        .join(format!("{domain}:{rest}"))
+        .join("numa_node");
     let node: i32 = fs::read_to_string(path).ok()?.trim().parse().ok()?;
     (node >= 0).then_some(node)
 }
@@ -116,13 +134,25 @@ mod tests {
         unsafe { libc::munmap(address, size) };
         assert!(!placement.sampled);
         assert_eq!(placement.pages.get(&None), Some(&5));
-        assert_eq!(placement.pages.iter().filter(|(n, _)| n.is_some()).map(|(_, p)| p).sum::<u64>(), 3);
+        assert_eq!(
+            placement
+                .pages
+                .iter()
+                .filter(|(n, _)| n.is_some())
+                .map(|(_, p)| p)
+                .sum::<u64>(),
+            3
+        );
         assert_eq!(placement.misplaced_bytes(Some(0), size as u64), None);
     }
 
     #[test]
     fn misplaced_bytes_by_hand() {
-        let placement = Placement { page_bytes: 4096, sampled: false, pages: [(Some(0), 3), (Some(1), 2)].into() };
+        let placement = Placement {
+            page_bytes: 4096,
+            sampled: false,
+            pages: [(Some(0), 3), (Some(1), 2)].into(),
+        };
         assert_eq!(placement.misplaced_bytes(Some(0), 5 * 4096), Some(2 * 4096));
         assert_eq!(placement.misplaced_bytes(Some(1), 5 * 4096), Some(3 * 4096));
         assert_eq!(placement.misplaced_bytes(None, 5 * 4096), None);

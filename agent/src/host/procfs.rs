@@ -38,13 +38,20 @@ pub fn is_gone(pid: u32, start_ticks: u64) -> bool {
 
 /// All process ids.
 pub fn pids() -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// The path of the executable, as the process sees it.
 pub fn exe(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| path.to_string_lossy().into_owned())
+    fs::read_link(format!("/proc/{pid}/exe"))
+        .ok()
+        .map(|path| path.to_string_lossy().into_owned())
 }
 
 /// The longest command line that is kept, bytes.
@@ -56,7 +63,10 @@ pub fn command(pid: u32) -> Option<String> {
     while bytes.last() == Some(&0) {
         bytes.pop();
     }
-    let words: Vec<_> = bytes.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    let words: Vec<_> = bytes
+        .split(|b| *b == 0)
+        .map(String::from_utf8_lossy)
+        .collect();
     Some(words.join(" ")).filter(|command| !command.is_empty())
 }
 
@@ -68,6 +78,29 @@ pub fn environment_variable(pid: u32, name: &str) -> Option<String> {
         let (key, value) = entry.split_once('=')?;
         (key == name).then(|| value.to_string())
     })
+}
+
+/// What a process runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Program {
+    pub exe: Option<String>,
+    pub command: Option<String>,
+    /// `CUDA_VISIBLE_DEVICES` it was started with.
+    pub visible_devices: Option<String>,
+    /// `CUDA_DEVICE_ORDER` it was started with.
+    pub device_order: Option<String>,
+}
+
+impl Program {
+    /// All `None` if the process is gone.
+    pub fn of(pid: u32) -> Self {
+        Self {
+            exe: exe(pid),
+            command: command(pid),
+            visible_devices: environment_variable(pid, "CUDA_VISIBLE_DEVICES"),
+            device_order: environment_variable(pid, "CUDA_DEVICE_ORDER"),
+        }
+    }
 }
 
 /// One file mapping of a process.
@@ -96,8 +129,13 @@ impl Mapping {
 
 /// The file mappings of a process, in order of address.
 pub fn mappings(pid: u32) -> Vec<Mapping> {
-    let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else { return Vec::new() };
-    String::from_utf8_lossy(&text).lines().filter_map(parse_mapping).collect()
+    let Ok(text) = fs::read(format!("/proc/{pid}/maps")) else {
+        return Vec::new();
+    };
+    String::from_utf8_lossy(&text)
+        .lines()
+        .filter_map(parse_mapping)
+        .collect()
 }
 
 /// Parses a line of `maps`; `None` for anonymous memory and for lines that make no sense.
@@ -146,7 +184,13 @@ mod tests {
     #[test]
     fn stat_counts_fields_from_the_last_bracket() {
         let line = "42 (a) b) S 1 42 42 0 -1 4194560 9 0 0 0 1 2 0 0 20 0 1 0 987654 1 2";
-        assert_eq!(parse_stat(line), Some(Stat { state: b'S', start_ticks: 987_654 }));
+        assert_eq!(
+            parse_stat(line),
+            Some(Stat {
+                state: b'S',
+                start_ticks: 987_654
+            })
+        );
         assert_eq!(parse_stat("42 (a"), None);
     }
 
@@ -154,12 +198,21 @@ mod tests {
     fn mappings_with_spaces_and_marks() {
         let line = "7f00-8f00 r-xp 00001000 fe:02 1234    /opt/my libs/libcuda.so.1 (deleted)";
         let mapping = parse_mapping(line).unwrap();
-        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x7f00, 0x8f00, 0x1000));
-        assert_eq!((mapping.device, mapping.inode), (libc::makedev(0xfe, 2), 1234));
+        assert_eq!(
+            (mapping.start, mapping.end, mapping.offset),
+            (0x7f00, 0x8f00, 0x1000)
+        );
+        assert_eq!(
+            (mapping.device, mapping.inode),
+            (libc::makedev(0xfe, 2), 1234)
+        );
         assert_eq!(mapping.path, "/opt/my libs/libcuda.so.1");
         assert!(mapping.deleted && mapping.executable);
         assert_eq!(parse_mapping("7f00-8f00 rw-p 00000000 00:00 0 "), None);
-        assert_eq!(parse_mapping("7f00-8f00 rw-p 00000000 00:00 0    [heap]"), None);
+        assert_eq!(
+            parse_mapping("7f00-8f00 rw-p 00000000 00:00 0    [heap]"),
+            None
+        );
     }
 
     proptest! {

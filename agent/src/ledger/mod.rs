@@ -15,7 +15,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::host::clock::WallClock;
-use crate::host::identity::Host;
+use crate::host::identity::{Host, StartTime};
+use crate::host::procfs::Program;
 use crate::probes::TracedCall;
 use crate::probes::hooks::{Address, Effect, Layer, MemoryKind};
 use crate::probes::order::Ordered;
@@ -45,12 +46,31 @@ pub type Key = (MemoryKind, u64);
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Change {
     Started(Box<Process>),
-    Context { pid: u32, context: u64, device: i32 },
-    Born { pid: u32, key: Key, allocation: Allocation },
-    Gone { pid: u32, key: Key },
-    Exiting { pid: u32, seq: u64, at_ns: u64 },
-    Replaced { pid: u32 },
-    Ended { pid: u32 },
+    Context {
+        pid: u32,
+        context: u64,
+        device: i32,
+    },
+    Born {
+        pid: u32,
+        key: Key,
+        allocation: Allocation,
+    },
+    Gone {
+        pid: u32,
+        key: Key,
+    },
+    Exiting {
+        pid: u32,
+        seq: u64,
+        at_ns: u64,
+    },
+    Replaced {
+        pid: u32,
+    },
+    Ended {
+        pid: u32,
+    },
 }
 
 /// What the caller knows of a call that the books do not.
@@ -76,12 +96,18 @@ pub struct Ended {
 
 impl Ledger {
     pub fn new(host: Host) -> Self {
-        Self { host, processes: HashMap::new(), changes: Vec::new() }
+        Self {
+            host,
+            processes: HashMap::new(),
+            changes: Vec::new(),
+        }
     }
 
     /// Rebuilds the books from a journal.
     pub fn restore(&mut self, change: Change) {
-        let live = |processes: &mut HashMap<u32, Process>, pid: u32, edit: &mut dyn FnMut(&mut Process)| {
+        let live = |processes: &mut HashMap<u32, Process>,
+                    pid: u32,
+                    edit: &mut dyn FnMut(&mut Process)| {
             if let Some(process) = processes.get_mut(&pid) {
                 edit(process);
             }
@@ -90,19 +116,31 @@ impl Ledger {
             Change::Started(process) => {
                 self.processes.insert(process.pid, *process);
             }
-            Change::Context { pid, context, device } => live(&mut self.processes, pid, &mut |p| {
+            Change::Context {
+                pid,
+                context,
+                device,
+            } => live(&mut self.processes, pid, &mut |p| {
                 p.contexts.insert(context, device);
             }),
-            Change::Born { pid, key, allocation } => live(&mut self.processes, pid, &mut |p| {
+            Change::Born {
+                pid,
+                key,
+                allocation,
+            } => live(&mut self.processes, pid, &mut |p| {
                 p.live.insert(key, allocation.clone());
             }),
             Change::Gone { pid, key } => live(&mut self.processes, pid, &mut |p| {
                 p.live.remove(&key);
             }),
             Change::Exiting { pid, seq, at_ns } => {
-                live(&mut self.processes, pid, &mut |p| p.exiting = Some((seq, at_ns)));
+                live(&mut self.processes, pid, &mut |p| {
+                    p.exiting = Some((seq, at_ns))
+                });
             }
-            Change::Replaced { pid } => live(&mut self.processes, pid, &mut Process::forget_program),
+            Change::Replaced { pid } => {
+                live(&mut self.processes, pid, &mut Process::forget_program)
+            }
             Change::Ended { pid } => {
                 self.processes.remove(&pid);
             }
@@ -111,7 +149,10 @@ impl Ledger {
 
     /// Everything as changes that rebuild it from nothing.
     pub fn snapshot(&self) -> Vec<Change> {
-        self.processes.values().map(|process| Change::Started(Box::new(process.clone()))).collect()
+        self.processes
+            .values()
+            .map(|process| Change::Started(Box::new(process.clone())))
+            .collect()
     }
 
     /// Changes since the last call.
@@ -128,17 +169,21 @@ impl Ledger {
         self.processes.get(&pid)
     }
 
-    /// The process of that pid; `true` if it is new in the books.
-    pub fn process(&mut self, pid: u32, at_ns: u64) -> (&mut Process, bool) {
-        let new = !self.processes.contains_key(&pid);
+    /// The process of that pid; a new one is entered in the books. `seen` is what an earlier look
+    /// at it told.
+    pub fn meet(
+        &mut self,
+        pid: u32,
+        at_ns: u64,
+        seen: Option<(StartTime, Program)>,
+    ) -> &mut Process {
         let host = &self.host;
         let changes = &mut self.changes;
-        let process = self.processes.entry(pid).or_insert_with(|| {
-            let process = Process::discover(host, pid, at_ns);
+        self.processes.entry(pid).or_insert_with(|| {
+            let process = Process::discover(host, pid, at_ns, seen);
             changes.push(Change::Started(Box::new(process.clone())));
             process
-        });
-        (process, new)
+        })
     }
 
     /// Books one call; gives its row and, for a reused address, the row of the free that was
@@ -153,7 +198,11 @@ impl Ledger {
     ) -> Vec<AllocRow> {
         let hook = call.hook();
         match hook.effect {
-            Effect::Alloc { kind, address, size_arg } => {
+            Effect::Alloc {
+                kind,
+                address,
+                size_arg,
+            } => {
                 let address = match address {
                     Address::Out(_) => call.out,
                     Address::Arg(arg) => Some(call.args[arg as usize]),
@@ -173,18 +222,27 @@ impl Ledger {
             Effect::ContextOfDevice { device_arg, .. } => {
                 if let (0, Some(context)) = (call.result, call.out) {
                     let device = call.args[device_arg as usize] as i32;
-                    let (process, _) = self.process(call.tgid, call.enter_ns);
+                    let process = self.meet(call.tgid, call.enter_ns, None);
                     process.contexts.insert(context, device);
-                    self.changes.push(Change::Context { pid: call.tgid, context, device });
+                    self.changes.push(Change::Context {
+                        pid: call.tgid,
+                        context,
+                        device,
+                    });
                 }
                 Vec::new()
             }
             Effect::EndContext if call.result == 0 => self.end_context(call, clock),
-            Effect::EndContext | Effect::SetContext | Effect::SetDevice | Effect::ForgetContext => Vec::new(),
+            Effect::EndContext | Effect::SetContext | Effect::SetDevice | Effect::ForgetContext => {
+                Vec::new()
+            }
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call with all that is known of it")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call with all that is known of it"
+    )]
     fn allocate(
         &mut self,
         ordered: &Ordered,
@@ -196,7 +254,7 @@ impl Ledger {
         address: Option<u64>,
         requested: u64,
     ) -> Vec<AllocRow> {
-        let (process, _) = self.process(call.tgid, call.enter_ns);
+        let process = self.meet(call.tgid, call.enter_ns, None);
         let succeeded = call.result == 0;
         let device = device_of(process, ordered, call);
         let gpu_uuid = card(process, device);
@@ -211,7 +269,9 @@ impl Ledger {
         let address = address.filter(|address| *address != 0 && succeeded);
         row.address = address.map(|address| address as i64);
         row.counted = succeeded && !ordered.nested_success && requested > 0;
-        let Some(address) = address.filter(|_| row.counted) else { return vec![row] };
+        let Some(address) = address.filter(|_| row.counted) else {
+            return vec![row];
+        };
 
         let key = (kind, address);
         let allocation = Allocation {
@@ -228,11 +288,23 @@ impl Ledger {
         let mut rows = Vec::with_capacity(2);
         // Memory cannot be given out twice: the free of what was here has not been seen.
         if let Some(old) = process.live.insert(key, allocation.clone()) {
-            let mut freed = implicit_free(process, key, &old, "address_reuse", call.seq, call.effect_ns(), clock);
+            let mut freed = implicit_free(
+                process,
+                key,
+                &old,
+                "address_reuse",
+                call.seq,
+                call.effect_ns(),
+                clock,
+            );
             freed.seq = row.seq;
             rows.push(freed);
         }
-        self.changes.push(Change::Born { pid: call.tgid, key, allocation });
+        self.changes.push(Change::Born {
+            pid: call.tgid,
+            key,
+            allocation,
+        });
         rows.push(row);
         rows
     }
@@ -246,7 +318,7 @@ impl Ledger {
         card: &dyn Fn(&Process, Option<i32>) -> Option<String>,
         key: Key,
     ) -> AllocRow {
-        let (process, _) = self.process(call.tgid, call.enter_ns);
+        let process = self.meet(call.tgid, call.enter_ns, None);
         let (kind, address) = key;
         let mut row = call_row(process, call, ordered, stack, clock);
         row.op = kind.free_op();
@@ -254,7 +326,11 @@ impl Ledger {
         row.memory_kind = Some(kind.name());
         let succeeded = call.result == 0;
         // An allocation that took effect later reuses the address: it is not this free's.
-        let live = process.live.get(&key).filter(|allocation| allocation.seq < call.seq).cloned();
+        let live = process
+            .live
+            .get(&key)
+            .filter(|allocation| allocation.seq < call.seq)
+            .cloned();
         // The enclosing call's row comes first and shows the same allocation, but the nested
         // call is the one that ends it.
         let ends = succeeded && !ordered.nested_success;
@@ -266,14 +342,18 @@ impl Ledger {
                 row.alloc_stack_id = allocation.stack_id;
                 if succeeded {
                     row.bytes = Some(allocation.bytes as i64);
-                    row.lifetime_ns = Some(call.effect_ns().saturating_sub(allocation.effect_ns) as i64);
+                    row.lifetime_ns =
+                        Some(call.effect_ns().saturating_sub(allocation.effect_ns) as i64);
                 } else {
                     row.bytes = Some(0);
                 }
                 row.counted = ends && allocation.counted;
                 if ends {
                     process.live.remove(&key);
-                    self.changes.push(Change::Gone { pid: call.tgid, key });
+                    self.changes.push(Change::Gone {
+                        pid: call.tgid,
+                        key,
+                    });
                 }
             }
             None => {
@@ -291,13 +371,17 @@ impl Ledger {
     /// A context is gone, and what was allocated in it. Registered memory is the program's own.
     fn end_context(&mut self, call: &TracedCall, clock: &WallClock) -> Vec<AllocRow> {
         let context = call.args[0];
-        let Some(process) = self.processes.get_mut(&call.tgid) else { return Vec::new() };
+        let Some(process) = self.processes.get_mut(&call.tgid) else {
+            return Vec::new();
+        };
         process.last_seq = process.last_seq.max(call.seq);
         let mut ended: Vec<(Key, Allocation)> = process
             .live
             .iter()
             .filter(|((kind, _), allocation)| {
-                allocation.context == Some(context) && allocation.seq < call.seq && *kind != MemoryKind::RegisteredHost
+                allocation.context == Some(context)
+                    && allocation.seq < call.seq
+                    && *kind != MemoryKind::RegisteredHost
             })
             .map(|(key, allocation)| (*key, allocation.clone()))
             .collect();
@@ -305,9 +389,20 @@ impl Ledger {
         let mut rows = Vec::with_capacity(ended.len());
         for (key, allocation) in ended {
             process.live.remove(&key);
-            self.changes.push(Change::Gone { pid: call.tgid, key });
+            self.changes.push(Change::Gone {
+                pid: call.tgid,
+                key,
+            });
             let api = call.hook().symbol;
-            rows.push(implicit_free(process, key, &allocation, api, call.seq, call.effect_ns(), clock));
+            rows.push(implicit_free(
+                process,
+                key,
+                &allocation,
+                api,
+                call.seq,
+                call.effect_ns(),
+                clock,
+            ));
         }
         rows
     }
@@ -322,7 +417,9 @@ impl Ledger {
 
     /// A process runs another program now: what it had is gone.
     pub fn replaced(&mut self, pid: u32, seq: u64, at_ns: u64, clock: &WallClock) -> Vec<AllocRow> {
-        let Some(process) = self.processes.get_mut(&pid) else { return Vec::new() };
+        let Some(process) = self.processes.get_mut(&pid) else {
+            return Vec::new();
+        };
         let rows = implicit_frees(process, "process_exec", seq, at_ns, clock);
         process.forget_program();
         self.changes.push(Change::Replaced { pid });
@@ -343,7 +440,9 @@ impl Ledger {
 /// Driver calls work on the current context; runtime calls on the device the thread chose, and
 /// where it never chose one, on that of the context the runtime made current.
 fn device_of(process: &Process, ordered: &Ordered, call: &TracedCall) -> Option<i32> {
-    let of_context = ordered.context.and_then(|context| process.contexts.get(&context).copied());
+    let of_context = ordered
+        .context
+        .and_then(|context| process.contexts.get(&context).copied());
     match call.hook().layer {
         Layer::Driver => of_context.or(call.device),
         Layer::Runtime => call.device.or(of_context),
@@ -351,7 +450,13 @@ fn device_of(process: &Process, ordered: &Ordered, call: &TracedCall) -> Option<
 }
 
 /// The columns that every call fills alike.
-fn call_row(process: &mut Process, call: &TracedCall, ordered: &Ordered, stack: Stack, clock: &WallClock) -> AllocRow {
+fn call_row(
+    process: &mut Process,
+    call: &TracedCall,
+    ordered: &Ordered,
+    stack: Stack,
+    clock: &WallClock,
+) -> AllocRow {
     process.last_seq = process.last_seq.max(call.seq);
     AllocRow {
         ts_ns: clock.from_monotonic(call.effect_ns()),
@@ -384,12 +489,20 @@ fn call_row(process: &mut Process, call: &TracedCall, ordered: &Ordered, stack: 
     }
 }
 
-fn implicit_frees(process: &mut Process, api: &'static str, seq: u64, at_ns: u64, clock: &WallClock) -> Vec<AllocRow> {
+fn implicit_frees(
+    process: &mut Process,
+    api: &'static str,
+    seq: u64,
+    at_ns: u64,
+    clock: &WallClock,
+) -> Vec<AllocRow> {
     // Calls that a last thread finished after its leader was gone come before.
     let seq = seq.max(process.last_seq);
     let mut live: Vec<_> = std::mem::take(&mut process.live).into_iter().collect();
     live.sort_unstable_by_key(|(_, allocation)| allocation.seq);
-    live.iter().map(|(key, allocation)| implicit_free(process, *key, allocation, api, seq, at_ns, clock)).collect()
+    live.iter()
+        .map(|(key, allocation)| implicit_free(process, *key, allocation, api, seq, at_ns, clock))
+        .collect()
 }
 
 fn implicit_free(
@@ -401,7 +514,11 @@ fn implicit_free(
     at_ns: u64,
     clock: &WallClock,
 ) -> AllocRow {
-    let layer = if allocation.layer_is_driver { Layer::Driver } else { Layer::Runtime };
+    let layer = if allocation.layer_is_driver {
+        Layer::Driver
+    } else {
+        Layer::Runtime
+    };
     AllocRow {
         ts_ns: clock.from_monotonic(at_ns),
         ts_enter_ns: None,

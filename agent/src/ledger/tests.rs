@@ -9,7 +9,10 @@ use crate::probes::Event;
 use crate::probes::hooks::HOOKS;
 
 fn host() -> Host {
-    Host { name: "test".into(), boot_id: "boot".into() }
+    Host {
+        name: "test".into(),
+        boot_id: "boot".into(),
+    }
 }
 
 fn call(symbol: &str, seq: u64, args: [u64; 2], out: Option<u64>, result: i32) -> TracedCall {
@@ -52,65 +55,143 @@ fn live(ledger: &Ledger) -> (u64, u64) {
 #[test]
 fn of_a_chain_the_driver_row_counts() {
     let mut ledger = Ledger::new(host());
-    let driver = apply(&mut ledger, &call("cuMemAlloc_v2", 1, [0, 100], Some(0x1000), 0), false);
-    let runtime = apply(&mut ledger, &call("cudaMalloc", 2, [0, 100], Some(0x1000), 0), true);
+    let driver = apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 1, [0, 100], Some(0x1000), 0),
+        false,
+    );
+    let runtime = apply(
+        &mut ledger,
+        &call("cudaMalloc", 2, [0, 100], Some(0x1000), 0),
+        true,
+    );
     assert!(driver[0].counted && !runtime[0].counted);
     assert_eq!(live(&ledger), (100, 1));
     // The runtime's free is entered first, so its row comes first and must not end the block.
-    let runtime = apply(&mut ledger, &call("cudaFree", 3, [0x1000, 0], None, 0), true);
+    let runtime = apply(
+        &mut ledger,
+        &call("cudaFree", 3, [0x1000, 0], None, 0),
+        true,
+    );
     assert_eq!(live(&ledger), (100, 1));
-    let driver = apply(&mut ledger, &call("cuMemFree_v2", 4, [0x1000, 0], None, 0), false);
+    let driver = apply(
+        &mut ledger,
+        &call("cuMemFree_v2", 4, [0x1000, 0], None, 0),
+        false,
+    );
     assert_eq!(live(&ledger), (0, 0));
     assert!(driver[0].counted && !runtime[0].counted);
     assert_eq!((driver[0].bytes, runtime[0].bytes), (Some(100), Some(100)));
-    assert_eq!((driver[0].alloc_seq, runtime[0].alloc_seq), (Some(1), Some(1)));
+    assert_eq!(
+        (driver[0].alloc_seq, runtime[0].alloc_seq),
+        (Some(1), Some(1))
+    );
 }
 
 #[test]
 fn failures_are_rows_and_not_memory() {
     let mut ledger = Ledger::new(host());
-    let failed = apply(&mut ledger, &call("cuMemAlloc_v2", 1, [0, 1 << 50], None, 2), false);
-    assert_eq!((failed[0].bytes, failed[0].requested_bytes, failed[0].counted), (Some(0), Some(1 << 50), false));
+    let failed = apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 1, [0, 1 << 50], None, 2),
+        false,
+    );
+    assert_eq!(
+        (
+            failed[0].bytes,
+            failed[0].requested_bytes,
+            failed[0].counted
+        ),
+        (Some(0), Some(1 << 50), false)
+    );
     assert_eq!(live(&ledger), (0, 0));
-    apply(&mut ledger, &call("cuMemAlloc_v2", 2, [0, 8], Some(0x1000), 0), false);
-    let failed = apply(&mut ledger, &call("cuMemFree_v2", 3, [0x1000, 0], None, 1), false);
-    assert_eq!((failed[0].bytes, failed[0].counted, live(&ledger)), (Some(0), false, (8, 1)));
-    let unknown = apply(&mut ledger, &call("cuMemFree_v2", 4, [0x9000, 0], None, 0), false);
-    assert_eq!((unknown[0].bytes, unknown[0].alloc_seq, unknown[0].counted), (None, None, false));
+    apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 2, [0, 8], Some(0x1000), 0),
+        false,
+    );
+    let failed = apply(
+        &mut ledger,
+        &call("cuMemFree_v2", 3, [0x1000, 0], None, 1),
+        false,
+    );
+    assert_eq!(
+        (failed[0].bytes, failed[0].counted, live(&ledger)),
+        (Some(0), false, (8, 1))
+    );
+    let unknown = apply(
+        &mut ledger,
+        &call("cuMemFree_v2", 4, [0x9000, 0], None, 0),
+        false,
+    );
+    assert_eq!(
+        (unknown[0].bytes, unknown[0].alloc_seq, unknown[0].counted),
+        (None, None, false)
+    );
 }
 
 #[test]
 fn a_free_goes_to_the_device_that_allocated() {
     let mut ledger = Ledger::new(host());
-    apply(&mut ledger, &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0), false);
+    apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
+        false,
+    );
     let mut free = call("cuMemFree_v2", 2, [0x1000, 0], None, 0);
     free.device = Some(0);
     let row = &apply(&mut ledger, &free, false)[0];
-    assert_eq!((row.device, row.gpu_uuid.as_deref()), (Some(1), Some("GPU-1")));
+    assert_eq!(
+        (row.device, row.gpu_uuid.as_deref()),
+        (Some(1), Some("GPU-1"))
+    );
 }
 
 #[test]
 fn contexts_tell_the_device_and_win_over_the_runtime_for_driver_calls() {
     let mut ledger = Ledger::new(host());
-    apply(&mut ledger, &call("cuDevicePrimaryCtxRetain", 1, [0, 0], Some(0xc0), 0), false);
+    apply(
+        &mut ledger,
+        &call("cuDevicePrimaryCtxRetain", 1, [0, 0], Some(0xc0), 0),
+        false,
+    );
     let mut alloc = call("cuMemAlloc_v2", 2, [0, 8], Some(0x1000), 0);
     alloc.context = Some(0xc0);
     assert_eq!(apply(&mut ledger, &alloc, false)[0].device, Some(0));
     alloc.context = Some(0xdead);
     alloc.device = None;
     alloc.out = Some(0x2000);
-    assert_eq!(apply(&mut ledger, &alloc, false)[0].device, None, "an unknown context is not device 0");
+    assert_eq!(
+        apply(&mut ledger, &alloc, false)[0].device,
+        None,
+        "an unknown context is not device 0"
+    );
 }
 
 #[test]
 fn a_reused_address_ends_the_block_whose_free_was_lost() {
     let mut ledger = Ledger::new(host());
-    apply(&mut ledger, &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0), false);
-    let rows = apply(&mut ledger, &call("cuMemAlloc_v2", 3, [0, 16], Some(0x1000), 0), false);
-    assert_eq!((rows[0].api, rows[0].implicit, rows[0].bytes), ("address_reuse", true, Some(8)));
+    apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
+        false,
+    );
+    let rows = apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 3, [0, 16], Some(0x1000), 0),
+        false,
+    );
+    assert_eq!(
+        (rows[0].api, rows[0].implicit, rows[0].bytes),
+        ("address_reuse", true, Some(8))
+    );
     assert_eq!(live(&ledger), (16, 1));
     // The lost free comes late: it was entered before the second allocation took effect.
-    let late = apply(&mut ledger, &call("cuMemFree_v2", 2, [0x1000, 0], None, 0), false);
+    let late = apply(
+        &mut ledger,
+        &call("cuMemFree_v2", 2, [0x1000, 0], None, 0),
+        false,
+    );
     assert_eq!((late[0].counted, live(&ledger)), (false, (16, 1)));
 }
 
@@ -118,19 +199,44 @@ fn a_reused_address_ends_the_block_whose_free_was_lost() {
 fn freeing_null_is_nothing_and_zero_bytes_are_no_memory() {
     let mut ledger = Ledger::new(host());
     assert!(apply(&mut ledger, &call("cudaFree", 1, [0, 0], None, 0), false).is_empty());
-    let rows = apply(&mut ledger, &call("cudaMalloc", 2, [0, 0], Some(0), 0), false);
-    assert_eq!((rows[0].address, rows[0].counted, live(&ledger)), (None, false, (0, 0)));
+    let rows = apply(
+        &mut ledger,
+        &call("cudaMalloc", 2, [0, 0], Some(0), 0),
+        false,
+    );
+    assert_eq!(
+        (rows[0].address, rows[0].counted, live(&ledger)),
+        (None, false, (0, 0))
+    );
 }
 
 #[test]
 fn an_exit_frees_what_lives() {
     let mut ledger = Ledger::new(host());
-    apply(&mut ledger, &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0), false);
-    apply(&mut ledger, &call("cuMemHostRegister_v2", 2, [0x5000, 4096], None, 0), false);
+    apply(
+        &mut ledger,
+        &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
+        false,
+    );
+    apply(
+        &mut ledger,
+        &call("cuMemHostRegister_v2", 2, [0x5000, 4096], None, 0),
+        false,
+    );
     ledger.exiting(4_000_000, 3, 99);
     let ended = ledger.end(4_000_000, 0, 0, &WallClock::new()).unwrap();
-    let summary: Vec<_> = ended.rows.iter().map(|r| (r.op, r.bytes, r.implicit, r.seq, r.alloc_seq)).collect();
-    assert_eq!(summary, [("free", Some(8), true, 3, Some(1)), ("unregister", Some(4096), true, 3, Some(2))]);
+    let summary: Vec<_> = ended
+        .rows
+        .iter()
+        .map(|r| (r.op, r.bytes, r.implicit, r.seq, r.alloc_seq))
+        .collect();
+    assert_eq!(
+        summary,
+        [
+            ("free", Some(8), true, 3, Some(1)),
+            ("unregister", Some(4096), true, 3, Some(2))
+        ]
+    );
     assert!(ledger.end(4_000_000, 0, 0, &WallClock::new()).is_none());
 }
 
@@ -143,9 +249,23 @@ fn a_context_takes_its_memory_along() {
     outside.context = Some(0xc1);
     apply(&mut ledger, &inside, false);
     apply(&mut ledger, &outside, false);
-    assert!(apply(&mut ledger, &call("cuCtxDestroy_v2", 3, [0xc0, 0], None, 1), false).is_empty());
-    let rows = apply(&mut ledger, &call("cuCtxDestroy_v2", 4, [0xc0, 0], None, 0), false);
-    let summary: Vec<_> = rows.iter().map(|r| (r.api, r.bytes, r.implicit, r.alloc_seq)).collect();
+    assert!(
+        apply(
+            &mut ledger,
+            &call("cuCtxDestroy_v2", 3, [0xc0, 0], None, 1),
+            false
+        )
+        .is_empty()
+    );
+    let rows = apply(
+        &mut ledger,
+        &call("cuCtxDestroy_v2", 4, [0xc0, 0], None, 0),
+        false,
+    );
+    let summary: Vec<_> = rows
+        .iter()
+        .map(|r| (r.api, r.bytes, r.implicit, r.alloc_seq))
+        .collect();
     assert_eq!(summary, [("cuCtxDestroy_v2", Some(8), true, Some(1))]);
     assert_eq!(live(&ledger), (16, 1));
 }
@@ -158,7 +278,8 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        (0..6u64, 1..1000u64, prop::bool::weighted(0.2)).prop_map(|(slot, bytes, fails)| Step::Alloc { slot, bytes, fails }),
+        (0..6u64, 1..1000u64, prop::bool::weighted(0.2))
+            .prop_map(|(slot, bytes, fails)| Step::Alloc { slot, bytes, fails }),
         (0..6u64, prop::bool::weighted(0.2)).prop_map(|(slot, fails)| Step::Free { slot, fails }),
     ];
     proptest::collection::vec(step, 0..120)

@@ -31,8 +31,18 @@ use crate::host::library::{FileId, Library};
 /// The object that `cargo xtask ebpf` built; empty if it had not been built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/vramscope.bpf.o"));
 
-const MAPS: [&str; 6] = ["EVENTS", "THREADS", "NEW_THREAD", "SEQ", "GENERATION", "LOST"];
-const TRACEPOINTS: [(&str, &str); 2] = [("exec", "sched_process_exec"), ("exit", "sched_process_exit")];
+const MAPS: [&str; 6] = [
+    "EVENTS",
+    "THREADS",
+    "NEW_THREAD",
+    "SEQ",
+    "GENERATION",
+    "LOST",
+];
+const TRACEPOINTS: [(&str, &str); 2] = [
+    ("exec", "sched_process_exec"),
+    ("exit", "sched_process_exit"),
+];
 
 /// Whether a function of one library is probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +79,9 @@ impl Programs {
     fn get(&mut self, name: &str) -> anyhow::Result<&mut UProbe> {
         match self {
             Programs::Loaded(ebpf) => {
-                let program = ebpf.program_mut(name).with_context(|| format!("no BPF program {name:?} in the object"))?;
+                let program = ebpf
+                    .program_mut(name)
+                    .with_context(|| format!("no BPF program {name:?} in the object"))?;
                 Ok(program.try_into()?)
             }
             Programs::Pinned { enter, leave } => Ok(if name == "enter" { enter } else { leave }),
@@ -81,9 +93,14 @@ impl Programs {
 /// at 1.
 pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
     let mut ebpf = load_object()?;
-    attach_tracepoints(&mut ebpf, None)?;
+    // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
-    let probes = Probes { programs: Programs::Loaded(Box::new(ebpf)), pins: None, attached: HashMap::new() };
+    attach_tracepoints(&mut ebpf, None)?;
+    let probes = Probes {
+        programs: Programs::Loaded(Box::new(ebpf)),
+        pins: None,
+        attached: HashMap::new(),
+    };
     Ok((probes, channel))
 }
 
@@ -98,23 +115,35 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
     let fresh = !complete.exists();
     if fresh {
         remove_pins(root)?;
-        fs::create_dir_all(&links).with_context(|| format!("failed to create {}", links.display()))?;
+        fs::create_dir_all(&links)
+            .with_context(|| format!("failed to create {}", links.display()))?;
         let mut ebpf = load_object()?;
         for name in MAPS {
-            let map = ebpf.map_mut(name).with_context(|| format!("no BPF map {name:?} in the object"))?;
-            map.pin(pins.join(name)).with_context(|| format!("failed to pin map {name}"))?;
+            let map = ebpf
+                .map_mut(name)
+                .with_context(|| format!("no BPF map {name:?} in the object"))?;
+            map.pin(pins.join(name))
+                .with_context(|| format!("failed to pin map {name}"))?;
         }
         for name in ["enter", "leave"] {
-            let program: &mut UProbe = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
-            program.pin(pins.join(name)).with_context(|| format!("failed to pin program {name}"))?;
+            let program: &mut UProbe = ebpf
+                .program_mut(name)
+                .context("no such BPF program")?
+                .try_into()?;
+            program
+                .pin(pins.join(name))
+                .with_context(|| format!("failed to pin program {name}"))?;
         }
-        attach_tracepoints(&mut ebpf, Some(&links))?;
+        // Before anything is attached: numbers must not start over.
         set_start(&pins, next_seq)?;
-        fs::create_dir(&complete).with_context(|| format!("failed to create {}", complete.display()))?;
+        attach_tracepoints(&mut ebpf, Some(&links))?;
+        fs::create_dir(&complete)
+            .with_context(|| format!("failed to create {}", complete.display()))?;
     }
     let open = |name: &str| {
         let path = pins.join(name);
-        MapData::from_pin(&path).with_context(|| format!("failed to open pinned map {}", path.display()))
+        MapData::from_pin(&path)
+            .with_context(|| format!("failed to open pinned map {}", path.display()))
     };
     let mut channel = Channel::open(open, None)?;
     channel.fresh = fresh;
@@ -122,7 +151,14 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
         enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
         leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
     };
-    Ok((Probes { programs, pins: Some(pins), attached: HashMap::new() }, channel))
+    Ok((
+        Probes {
+            programs,
+            pins: Some(pins),
+            attached: HashMap::new(),
+        },
+        channel,
+    ))
 }
 
 /// Takes every probe below `root` out of the kernel. True if there were any.
@@ -130,14 +166,17 @@ pub fn remove_pins(root: &Path) -> anyhow::Result<bool> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error).with_context(|| format!("failed to read {}", root.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("failed to read {}", root.display()));
+        }
     };
     let mut found = false;
     for entry in entries {
         let path = entry?.path();
         if path.is_dir() {
             found = true;
-            fs::remove_dir_all(&path).with_context(|| format!("failed to remove {}", path.display()))?;
+            fs::remove_dir_all(&path)
+                .with_context(|| format!("failed to remove {}", path.display()))?;
         }
     }
     Ok(found)
@@ -155,7 +194,9 @@ fn identity() -> u64 {
 
 fn load_object() -> anyhow::Result<Ebpf> {
     if OBJECT.is_empty() {
-        bail!("this agent was built without its BPF program: run `cargo xtask ebpf` and build it again");
+        bail!(
+            "this agent was built without its BPF program: run `cargo xtask ebpf` and build it again"
+        );
     }
     let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| {
         anyhow::anyhow!(
@@ -164,8 +205,22 @@ fn load_object() -> anyhow::Result<Ebpf> {
         )
     })?;
     for name in ["enter", "leave"] {
-        let program: &mut UProbe = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
-        program.load().with_context(|| format!("the kernel refused BPF program {name}"))?;
+        let program: &mut UProbe = ebpf
+            .program_mut(name)
+            .context("no such BPF program")?
+            .try_into()?;
+        program
+            .load()
+            .with_context(|| format!("the kernel refused BPF program {name}"))?;
+    }
+    for (name, _) in TRACEPOINTS {
+        let program: &mut RawTracePoint = ebpf
+            .program_mut(name)
+            .context("no such BPF program")?
+            .try_into()?;
+        program
+            .load()
+            .with_context(|| format!("the kernel refused BPF program {name}"))?;
     }
     Ok(ebpf)
 }
@@ -184,12 +239,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 fn attach_tracepoints(ebpf: &mut Ebpf, links: Option<&Path>) -> anyhow::Result<()> {
     for (name, tracepoint) in TRACEPOINTS {
-        let program: &mut RawTracePoint = ebpf.program_mut(name).context("no such BPF program")?.try_into()?;
-        program.load().with_context(|| format!("the kernel refused BPF program {name}"))?;
-        let id = program.attach(tracepoint).with_context(|| format!("failed to attach to {tracepoint}"))?;
+        let program: &mut RawTracePoint = ebpf
+            .program_mut(name)
+            .context("no such BPF program")?
+            .try_into()?;
+        let id = program
+            .attach(tracepoint)
+            .with_context(|| format!("failed to attach to {tracepoint}"))?;
         if let Some(links) = links {
             let link: FdLink = program.take_link(id)?.into();
-            link.pin(links.join(tracepoint)).with_context(|| format!("failed to pin the link to {tracepoint}"))?;
+            link.pin(links.join(tracepoint))
+                .with_context(|| format!("failed to pin the link to {tracepoint}"))?;
         }
     }
     Ok(())
@@ -197,7 +257,9 @@ fn attach_tracepoints(ebpf: &mut Ebpf, links: Option<&Path>) -> anyhow::Result<(
 
 fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<MapData> {
     match ebpf.take_map(name) {
-        Some(Map::Array(data) | Map::RingBuf(data) | Map::PerCpuArray(data) | Map::HashMap(data)) => Ok(data),
+        Some(
+            Map::Array(data) | Map::RingBuf(data) | Map::PerCpuArray(data) | Map::HashMap(data),
+        ) => Ok(data),
         _ => bail!("no BPF map {name:?} in the object"),
     }
 }
@@ -205,21 +267,31 @@ fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<MapData> {
 fn set_start(pins: &Path, next_seq: u64) -> anyhow::Result<()> {
     let mut seq = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("SEQ"))?))?;
     seq.set(0, next_seq, 0)?;
-    let mut generation = Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("GENERATION"))?))?;
+    let mut generation =
+        Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("GENERATION"))?))?;
     generation.set(0, crate::host::clock::realtime_ns(), 0)?;
     Ok(())
 }
 
 impl Channel {
-    fn open(mut map: impl FnMut(&str) -> anyhow::Result<MapData>, next_seq: Option<u64>) -> anyhow::Result<Self> {
-        let ring = Ring::open(map("EVENTS")?.fd().as_fd(), RING_BYTES).context("failed to map the ring buffer")?;
+    fn open(
+        mut map: impl FnMut(&str) -> anyhow::Result<MapData>,
+        next_seq: Option<u64>,
+    ) -> anyhow::Result<Self> {
+        let ring = Ring::open(map("EVENTS")?.fd().as_fd(), RING_BYTES)
+            .context("failed to map the ring buffer")?;
         let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
         if let Some(next_seq) = next_seq {
             let mut seq = Array::<_, u64>::try_from(Map::Array(map("SEQ")?))?;
             seq.set(0, next_seq, 0)?;
         }
         let generation = Array::<_, u64>::try_from(Map::Array(map("GENERATION")?))?.get(&0, 0)?;
-        Ok(Self { ring, lost, generation, fresh: true })
+        Ok(Self {
+            ring,
+            lost,
+            generation,
+            fresh: true,
+        })
     }
 
     /// Losses since the maps were made, by cause.
@@ -254,7 +326,10 @@ impl Probes {
             Err(error) => {
                 let refused = format!("{error:#}");
                 return hooks_of(library.layer)
-                    .map(|(_, hook)| Attachment { symbol: hook.symbol, refused: Some(refused.clone()) })
+                    .map(|(_, hook)| Attachment {
+                        symbol: hook.symbol,
+                        refused: Some(refused.clone()),
+                    })
                     .collect();
             }
         };
@@ -267,16 +342,28 @@ impl Probes {
                         .err()
                         .map(|error| format!("{error:#}")),
                 };
-                Attachment { symbol: hook.symbol, refused }
+                Attachment {
+                    symbol: hook.symbol,
+                    refused,
+                }
             })
             .collect()
     }
 
-    fn attach_one(&mut self, library: &Library, symbol: &str, offset: u64, cookie: u64) -> anyhow::Result<()> {
+    fn attach_one(
+        &mut self,
+        library: &Library,
+        symbol: &str,
+        offset: u64,
+        cookie: u64,
+    ) -> anyhow::Result<()> {
         // The return probe first: a call that is entered in between is then counted as missed,
         // where the other order would leave an entry without an end.
         for name in ["leave", "enter"] {
-            let pin = self.pins.as_ref().map(|pins| pins.join("links").join(link_name(library.id, symbol, name)));
+            let pin = self
+                .pins
+                .as_ref()
+                .map(|pins| pins.join("links").join(link_name(library.id, symbol, name)));
             if let Some(pin) = &pin
                 && PinnedLink::from_pin(pin).is_ok()
             {
@@ -292,7 +379,8 @@ impl Probes {
                 .map_err(|error| anyhow::anyhow!("failed to attach: {}", chain(&error)))?;
             if let Some(pin) = pin {
                 let link: FdLink = program.take_link(id)?.try_into()?;
-                link.pin(&pin).with_context(|| format!("failed to pin {}", pin.display()))?;
+                link.pin(&pin)
+                    .with_context(|| format!("failed to pin {}", pin.display()))?;
             }
         }
         Ok(())
@@ -300,7 +388,9 @@ impl Probes {
 }
 
 fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {
-    (0u16..).zip(HOOKS).filter(move |(_, hook)| hook.layer == layer)
+    (0u16..)
+        .zip(HOOKS)
+        .filter(move |(_, hook)| hook.layer == layer)
 }
 
 /// bpffs allows no dots in names.

@@ -23,7 +23,9 @@ impl Layer {
 }
 
 /// What memory a call is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum MemoryKind {
     Device,
     PinnedHost,
@@ -70,11 +72,19 @@ pub enum Address {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Begins memory.
-    Alloc { kind: MemoryKind, address: Address, size_arg: u8 },
+    Alloc {
+        kind: MemoryKind,
+        address: Address,
+        size_arg: u8,
+    },
     /// Ends the memory at an address.
     Free { kind: MemoryKind, address_arg: u8 },
     /// Tells that the context written through `out` lives on the device in `device_arg`.
-    ContextOfDevice { out: u8, device_arg: u8, becomes_current: bool },
+    ContextOfDevice {
+        out: u8,
+        device_arg: u8,
+        becomes_current: bool,
+    },
     /// Ends the context in the first argument, and with it the memory allocated in it.
     EndContext,
     /// Makes the context in the first argument current. Kept in the kernel, no record.
@@ -98,12 +108,26 @@ impl Hook {
     /// The cookie that tells the BPF programs what to do for this row.
     pub const fn cookie(&self, index: u16) -> u64 {
         let (out_arg, action) = match self.effect {
-            Effect::Alloc { address: Address::Out(arg), .. } => (arg, Action::Record),
-            Effect::Alloc { address: Address::Arg(_), .. } | Effect::Free { .. } | Effect::EndContext => {
-                (NO_ARG, Action::Record)
+            Effect::Alloc {
+                address: Address::Out(arg),
+                ..
+            } => (arg, Action::Record),
+            Effect::Alloc {
+                address: Address::Arg(_),
+                ..
             }
-            Effect::ContextOfDevice { out, becomes_current: true, .. } => (out, Action::RecordContext),
-            Effect::ContextOfDevice { out, becomes_current: false, .. } => (out, Action::Record),
+            | Effect::Free { .. }
+            | Effect::EndContext => (NO_ARG, Action::Record),
+            Effect::ContextOfDevice {
+                out,
+                becomes_current: true,
+                ..
+            } => (out, Action::RecordContext),
+            Effect::ContextOfDevice {
+                out,
+                becomes_current: false,
+                ..
+            } => (out, Action::Record),
             Effect::SetContext => (NO_ARG, Action::SetContext),
             Effect::SetDevice => (NO_ARG, Action::SetDevice),
             Effect::ForgetContext => (NO_ARG, Action::ForgetContext),
@@ -119,16 +143,41 @@ impl Hook {
     }
 }
 
-const fn alloc(symbol: &'static str, layer: Layer, kind: MemoryKind, address: Address, size_arg: u8) -> Hook {
-    Hook { symbol, layer, effect: Effect::Alloc { kind, address, size_arg } }
+const fn alloc(
+    symbol: &'static str,
+    layer: Layer,
+    kind: MemoryKind,
+    address: Address,
+    size_arg: u8,
+) -> Hook {
+    Hook {
+        symbol,
+        layer,
+        effect: Effect::Alloc {
+            kind,
+            address,
+            size_arg,
+        },
+    }
 }
 
 const fn free(symbol: &'static str, layer: Layer, kind: MemoryKind) -> Hook {
-    Hook { symbol, layer, effect: Effect::Free { kind, address_arg: 0 } }
+    Hook {
+        symbol,
+        layer,
+        effect: Effect::Free {
+            kind,
+            address_arg: 0,
+        },
+    }
 }
 
 const fn state(symbol: &'static str, layer: Layer, effect: Effect) -> Hook {
-    Hook { symbol, layer, effect }
+    Hook {
+        symbol,
+        layer,
+        effect,
+    }
 }
 
 use Address::{Arg, Out};
@@ -151,8 +200,24 @@ pub const HOOKS: &[Hook] = &[
     alloc("cudaHostRegister", Runtime, RegisteredHost, Arg(0), 1),
     free("cudaHostUnregister", Runtime, RegisteredHost),
     // Which device a call is for.
-    state("cuDevicePrimaryCtxRetain", Driver, Effect::ContextOfDevice { out: 0, device_arg: 1, becomes_current: false }),
-    state("cuCtxCreate_v2", Driver, Effect::ContextOfDevice { out: 0, device_arg: 2, becomes_current: true }),
+    state(
+        "cuDevicePrimaryCtxRetain",
+        Driver,
+        Effect::ContextOfDevice {
+            out: 0,
+            device_arg: 1,
+            becomes_current: false,
+        },
+    ),
+    state(
+        "cuCtxCreate_v2",
+        Driver,
+        Effect::ContextOfDevice {
+            out: 0,
+            device_arg: 2,
+            becomes_current: true,
+        },
+    ),
     state("cuCtxDestroy_v2", Driver, Effect::EndContext),
     state("cuCtxSetCurrent", Driver, Effect::SetContext),
     state("cuCtxPushCurrent_v2", Driver, Effect::SetContext),
@@ -179,7 +244,9 @@ mod tests {
             let cookie = Cookie::unpack(hook.cookie(index as u16));
             assert_eq!(cookie.hook as usize, index);
             assert!(cookie.out_arg == NO_ARG || cookie.out_arg < 4);
-            let ends = ["Free", "Unregister", "Destroy"].iter().any(|verb| hook.symbol.contains(verb));
+            let ends = ["Free", "Unregister", "Destroy"]
+                .iter()
+                .any(|verb| hook.symbol.contains(verb));
             assert_eq!(cookie.seq_at_entry, ends);
         }
     }

@@ -54,14 +54,22 @@ pub struct Orderer {
 impl Orderer {
     /// `next_seq`: the number of the first event to come, if it is known.
     pub fn new(hold: std::time::Duration, next_seq: Option<u64>) -> Self {
-        Self { hold_ns: hold.as_nanos() as u64, nested: HashMap::new(), turns: BTreeMap::new(), next_seq }
+        Self {
+            hold_ns: hold.as_nanos() as u64,
+            nested: HashMap::new(),
+            turns: BTreeMap::new(),
+            next_seq,
+        }
     }
 
     /// Goes on with what waited when the journal was written.
     pub fn restore(&mut self, waiting: Waiting, now_ns: u64) {
-        self.next_seq = waiting.next_seq;
+        self.next_seq = waiting.next_seq.or(self.next_seq);
         for call in waiting.nested {
-            self.nested.entry(call.tid).or_default().push((now_ns, call));
+            self.nested
+                .entry(call.tid)
+                .or_default()
+                .push((now_ns, call));
         }
         for ordered in waiting.ordered {
             self.turns.insert(ordered.event.seq(), (now_ns, ordered));
@@ -72,8 +80,17 @@ impl Orderer {
     pub fn waiting(&self) -> Waiting {
         Waiting {
             next_seq: self.next_seq,
-            nested: self.nested.values().flatten().map(|(_, call)| call.clone()).collect(),
-            ordered: self.turns.values().map(|(_, ordered)| ordered.clone()).collect(),
+            nested: self
+                .nested
+                .values()
+                .flatten()
+                .map(|(_, call)| call.clone())
+                .collect(),
+            ordered: self
+                .turns
+                .values()
+                .map(|(_, ordered)| ordered.clone())
+                .collect(),
         }
     }
 
@@ -81,7 +98,10 @@ impl Orderer {
     pub fn push(&mut self, event: Event, now_ns: u64) {
         let call = match event {
             Event::Call(call) if call.parent_enter_ns.is_some() => {
-                self.nested.entry(call.tid).or_default().push((now_ns, call));
+                self.nested
+                    .entry(call.tid)
+                    .or_default()
+                    .push((now_ns, call));
                 return;
             }
             Event::Call(call) => call,
@@ -105,11 +125,16 @@ impl Orderer {
         let hold_ns = self.hold_ns;
         let overdue = |arrived: u64| now_ns.saturating_sub(arrived) >= hold_ns;
         // Nested calls whose enclosing call never came (its record was lost, its thread died).
-        let abandoned: Vec<u32> =
-            self.nested.iter().filter(|(_, calls)| calls.iter().any(|(at, _)| overdue(*at + hold_ns))).map(|(tid, _)| *tid).collect();
+        let abandoned: Vec<u32> = self
+            .nested
+            .iter()
+            .filter(|(_, calls)| calls.iter().any(|(at, _)| overdue(*at + hold_ns)))
+            .map(|(tid, _)| *tid)
+            .collect();
         for tid in abandoned {
             for (arrived, call) in self.nested.remove(&tid).unwrap_or_default() {
-                self.turns.insert(call.seq, (arrived, Ordered::plain(Event::Call(call))));
+                self.turns
+                    .insert(call.seq, (arrived, Ordered::plain(Event::Call(call))));
             }
         }
         while let Some(entry) = self.turns.first_entry() {
@@ -132,26 +157,49 @@ impl Orderer {
 impl Ordered {
     fn plain(event: Event) -> Self {
         let (root_hook, stack, stack_full, context) = match &event {
-            Event::Call(call) => (Some(call.hook), call.stack.clone(), call.stack_full, call.context),
+            Event::Call(call) => (
+                Some(call.hook),
+                call.stack.clone(),
+                call.stack_full,
+                call.context,
+            ),
             _ => (None, Vec::new(), false, None),
         };
-        Self { event, parent_seq: None, root_hook, stack, stack_full, nested_success: false, context }
+        Self {
+            event,
+            parent_seq: None,
+            root_hook,
+            stack,
+            stack_full,
+            nested_success: false,
+            context,
+        }
     }
 }
 
 /// Joins an outermost call with the calls made inside it.
 fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
     // Calls of an earlier chain of this thread, whose outermost call never came.
-    let (inner, orphans): (Vec<_>, Vec<_>) = inner.into_iter().partition(|call| call.enter_ns >= root.enter_ns);
+    let (inner, orphans): (Vec<_>, Vec<_>) = inner
+        .into_iter()
+        .partition(|call| call.enter_ns >= root.enter_ns);
     let seq_of = |enter_ns: u64| {
-        std::iter::once(&root).chain(&inner).find(|call| call.enter_ns == enter_ns).map(|call| call.seq)
+        std::iter::once(&root)
+            .chain(&inner)
+            .find(|call| call.enter_ns == enter_ns)
+            .map(|call| call.seq)
     };
     let does_the_same = |call: &TracedCall, outer: &TracedCall| {
         call.parent_enter_ns == Some(outer.enter_ns)
             && call.result == 0
-            && std::mem::discriminant(&call.hook().effect) == std::mem::discriminant(&outer.hook().effect)
+            && std::mem::discriminant(&call.hook().effect)
+                == std::mem::discriminant(&outer.hook().effect)
     };
-    let context = inner.iter().rev().find_map(|call| call.context).or(root.context);
+    let context = inner
+        .iter()
+        .rev()
+        .find_map(|call| call.context)
+        .or(root.context);
     let mut chain = Vec::with_capacity(1 + inner.len() + orphans.len());
     for call in std::iter::once(&root).chain(&inner) {
         chain.push(Ordered {
@@ -164,7 +212,11 @@ fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
             event: Event::Call(call.clone()),
         });
     }
-    chain.extend(orphans.into_iter().map(|call| Ordered::plain(Event::Call(call))));
+    chain.extend(
+        orphans
+            .into_iter()
+            .map(|call| Ordered::plain(Event::Call(call))),
+    );
     chain
 }
 
@@ -197,7 +249,11 @@ mod tests {
             context: None,
             device: None,
             result: 0,
-            stack: if parent_enter_ns.is_none() { vec![0x10, 0x20] } else { Vec::new() },
+            stack: if parent_enter_ns.is_none() {
+                vec![0x10, 0x20]
+            } else {
+                Vec::new()
+            },
             stack_full: false,
         }
     }
@@ -219,13 +275,43 @@ mod tests {
         assert_eq!(seqs(&mut orderer, 5), [2, 3]);
     }
 
+    /// A first start restores nothing, and must not forget where numbers begin.
+    #[test]
+    fn restoring_nothing_changes_nothing() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.restore(Waiting::default(), 0);
+        orderer.push(
+            Event::Exec {
+                tgid: 1,
+                seq: 1,
+                at_ns: 0,
+            },
+            0,
+        );
+        assert_eq!(seqs(&mut orderer, 0), [1]);
+    }
+
     #[test]
     fn a_gap_is_given_up_after_the_hold() {
         let mut orderer = Orderer::new(HOLD, Some(1));
-        orderer.push(Event::Exec { tgid: 1, seq: 5, at_ns: 0 }, 100);
+        orderer.push(
+            Event::Exec {
+                tgid: 1,
+                seq: 5,
+                at_ns: 0,
+            },
+            100,
+        );
         assert_eq!(seqs(&mut orderer, 1000), [0; 0]);
         assert_eq!(seqs(&mut orderer, 1100), [5]);
-        orderer.push(Event::Exec { tgid: 1, seq: 3, at_ns: 0 }, 1200);
+        orderer.push(
+            Event::Exec {
+                tgid: 1,
+                seq: 3,
+                at_ns: 0,
+            },
+            1200,
+        );
         assert_eq!(seqs(&mut orderer, 1200), [3], "a late event comes at once");
     }
 
@@ -250,7 +336,13 @@ mod tests {
         // The next chain of the same thread: its outer call cannot be the parent of the first.
         orderer.push(Event::Call(call("cudaMalloc", 2, 20, None)), 0);
         let mut out = Vec::new();
-        orderer.pop(0, |ordered| out.push((ordered.event.seq(), ordered.parent_seq, ordered.nested_success)));
+        orderer.pop(0, |ordered| {
+            out.push((
+                ordered.event.seq(),
+                ordered.parent_seq,
+                ordered.nested_success,
+            ))
+        });
         assert_eq!(out, [(1, None, false), (2, None, false)]);
         orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 31, Some(30))), 0);
         assert_eq!(seqs(&mut orderer, 10 * 1000), [3]);

@@ -92,10 +92,28 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     }
     let word = |offset| word(bytes, offset).unwrap_or_default();
     let long = |offset| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
-    let tgid = word(4 + if kind == KIND_CALL || kind == KIND_CALL_STACK { 4 } else { 0 });
+    let tgid = word(
+        4 + if kind == KIND_CALL || kind == KIND_CALL_STACK {
+            4
+        } else {
+            0
+        },
+    );
     match kind {
-        KIND_EXEC => return Ok(Event::Exec { tgid, seq: long(8), at_ns: long(16) }),
-        KIND_EXIT => return Ok(Event::Exit { tgid, seq: long(8), at_ns: long(16) }),
+        KIND_EXEC => {
+            return Ok(Event::Exec {
+                tgid,
+                seq: long(8),
+                at_ns: long(16),
+            });
+        }
+        KIND_EXIT => {
+            return Ok(Event::Exit {
+                tgid,
+                seq: long(8),
+                at_ns: long(16),
+            });
+        }
         _ => {}
     }
     let hook = word(4);
@@ -109,7 +127,10 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     let frames = (word(core::mem::offset_of!(Call, frames)) as usize).min(STACK_FRAMES);
     let stack_at = core::mem::offset_of!(CallStack, stack);
     let stack = if kind == KIND_CALL_STACK {
-        (0..frames).map(|i| long(stack_at + 8 * i)).take_while(|address| *address != 0).collect()
+        (0..frames)
+            .map(|i| long(stack_at + 8 * i))
+            .take_while(|address| *address != 0)
+            .collect()
     } else {
         Vec::new()
     };
@@ -144,7 +165,10 @@ mod tests {
     fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
         // SAFETY: the records have no padding (checked in the abi crate), so every byte is
         // initialised.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
+        unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
+        }
+        .to_vec()
     }
 
     fn sample() -> Call {
@@ -171,13 +195,26 @@ mod tests {
     fn a_call_comes_back_as_it_was_written() {
         let mut stack = [0; STACK_FRAMES];
         stack[..2].copy_from_slice(&[0x1000, 0x2000]);
-        let Event::Call(call) = decode(&bytes_of(&CallStack { call: sample(), stack })).unwrap() else {
+        let Event::Call(call) = decode(&bytes_of(&CallStack {
+            call: sample(),
+            stack,
+        }))
+        .unwrap() else {
             panic!("not a call")
         };
-        assert_eq!((call.hook, call.tgid, call.tid, call.seq), (6, 10, 11, 1 << 40));
+        assert_eq!(
+            (call.hook, call.tgid, call.tid, call.seq),
+            (6, 10, 11, 1 << 40)
+        );
         assert_eq!(call.args, [1, 2, 3, 4, 5, u64::MAX]);
-        assert_eq!((call.out, call.context, call.device), (Some(0xdead_beef_0000), None, Some(-1)));
-        assert_eq!((call.result, call.stack, call.parent_enter_ns), (2, vec![0x1000, 0x2000], None));
+        assert_eq!(
+            (call.out, call.context, call.device),
+            (Some(0xdead_beef_0000), None, Some(-1))
+        );
+        assert_eq!(
+            (call.result, call.stack, call.parent_enter_ns),
+            (2, vec![0x1000, 0x2000], None)
+        );
     }
 
     #[test]

@@ -7,13 +7,16 @@
 //! - positions are bytes since the ring was made and never go back, so a position in the journal
 //!   still names the same record after a restart, as long as the ring is the same one.
 //!
-//! Since the kernel wakes a reader only when its consumer position has caught up, the agent
-//! polls on a timer instead of waiting for wake-ups.
+//! The kernel wakes a reader by itself only when its consumer position has caught up, which ours
+//! rarely has. So the kernel side forces a wake-up where haste is needed (a program starts, a
+//! thread's first call), and the agent looks on a timer besides. The wait is edge-triggered: the
+//! ring is never empty in the kernel's eyes.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Set while the kernel side still writes the record.
 const BUSY: u32 = 1 << 31;
@@ -29,6 +32,9 @@ pub struct Ring {
     page: usize,
     size: u64,
     position: u64,
+    wakeups: OwnedFd,
+    /// Kept open: a closed file descriptor leaves the wait.
+    _ring: OwnedFd,
 }
 
 // SAFETY: the mappings belong to this value alone and may be used from any one thread.
@@ -67,7 +73,29 @@ impl Ring {
                 return Err(error);
             }
         };
-        let mut ring = Self { consumer, producer, page, size: u64::from(size), position: 0 };
+        let own = fd
+            .try_clone_to_owned()
+            .and_then(|ring| Ok((wakeups(ring.as_fd())?, ring)));
+        let (wakeups, ring) = match own {
+            Ok(own) => own,
+            Err(error) => {
+                // SAFETY: both mapped just above with these lengths.
+                unsafe {
+                    libc::munmap(consumer.as_ptr(), page);
+                    libc::munmap(producer.as_ptr(), page + 2 * size as usize);
+                }
+                return Err(error);
+            }
+        };
+        let mut ring = Self {
+            consumer,
+            producer,
+            page,
+            size: u64::from(size),
+            position: 0,
+            wakeups,
+            _ring: ring,
+        };
         ring.position = ring.consumer_word().load(Ordering::Acquire);
         Ok(ring)
     }
@@ -118,13 +146,24 @@ impl Ring {
                 // SAFETY: the record is finished, and stays until the consumer position passes
                 // it, which only `release` does.
                 take(unsafe {
-                    std::slice::from_raw_parts(header.byte_add(HEADER as usize).cast(), bytes as usize)
+                    std::slice::from_raw_parts(
+                        header.byte_add(HEADER as usize).cast(),
+                        bytes as usize,
+                    )
                 });
                 taken += 1;
             }
             self.position += HEADER + bytes.next_multiple_of(8);
         }
         taken
+    }
+
+    /// Waits until the kernel side asks for haste, or the time is over.
+    pub fn wait(&self, limit: Duration) {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        let millis = limit.as_millis().min(1000) as i32;
+        // SAFETY: room for one event. An error (a signal) is a short wait.
+        unsafe { libc::epoll_wait(self.wakeups.as_raw_fd(), &raw mut event, 1, millis) };
     }
 
     /// Gives back the space up to `position`: what was read before it is durable.
@@ -136,6 +175,29 @@ impl Ring {
     pub fn fill(&self) -> f64 {
         let used = self.producer_position() - self.consumer_word().load(Ordering::Acquire);
         used as f64 / self.size as f64
+    }
+}
+
+/// An edge-triggered wait on the ring.
+fn wakeups(ring: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: a new file descriptor, or -1.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: made just above, and nobody else has it.
+    let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut event = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET) as u32,
+        u64: 0,
+    };
+    // SAFETY: both file descriptors are open and the event outlives the call.
+    let added =
+        unsafe { libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &raw mut event) };
+    if added < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(epoll)
     }
 }
 

@@ -53,7 +53,10 @@ pub async fn run(shipment: Shipment, mut committed: watch::Receiver<u64>) {
                     retry = FIRST_RETRY;
                 }
                 if retry == FIRST_RETRY {
-                    warn!("cannot send to {}: {error:#}; events wait in the spool, trying again", shipment.collector);
+                    warn!(
+                        "cannot send to {}: {error:#}; events wait in the spool, trying again",
+                        shipment.collector
+                    );
                 }
                 tokio::time::sleep(retry).await;
                 retry = (retry * 2).min(LAST_RETRY);
@@ -90,7 +93,9 @@ async fn session(
             if under_way.len() >= IN_FLIGHT {
                 break;
             }
-            let Some(batch) = load(shipment, &file)? else { continue };
+            let Some(batch) = load(shipment, &file)? else {
+                continue;
+            };
             if batches.send(batch).await.is_err() {
                 bail!("the collector closed the stream");
             }
@@ -113,16 +118,24 @@ async fn session(
             .map_err(|status| anyhow!("the stream broke: {}", status.message()))?
             .context("the collector closed the stream")?;
         // Acknowledgements come in order, one for each batch.
-        let file = under_way.pop_front().context("an acknowledgement for nothing")?;
+        let file = under_way
+            .pop_front()
+            .context("an acknowledgement for nothing")?;
         settle(&shipment.spool, &file, &ack)?;
         *progressed = true;
     }
 }
 
 /// Committed files after `last_sent`, oldest first.
-fn pending(spool: &Path, next_committed: u64, last_sent: Option<u64>) -> anyhow::Result<Vec<SpoolFile>> {
+fn pending(
+    spool: &Path,
+    next_committed: u64,
+    last_sent: Option<u64>,
+) -> anyhow::Result<Vec<SpoolFile>> {
     let mut files = folder::list(spool)?;
-    files.retain(|file| file.batch_seq < next_committed && last_sent.is_none_or(|sent| file.batch_seq > sent));
+    files.retain(|file| {
+        file.batch_seq < next_committed && last_sent.is_none_or(|sent| file.batch_seq > sent)
+    });
     Ok(files)
 }
 
@@ -131,10 +144,16 @@ fn pending(spool: &Path, next_committed: u64, last_sent: Option<u64>) -> anyhow:
 fn load(shipment: &Shipment, file: &SpoolFile) -> anyhow::Result<Option<Batch>> {
     let bytes = match std::fs::read(&file.path) {
         Ok(bytes) => bytes,
-        Err(error) => return Err(error).with_context(|| format!("failed to read {}", file.path.display())),
+        Err(error) => {
+            return Err(error).with_context(|| format!("failed to read {}", file.path.display()));
+        }
     };
     if bytes.len() > MAX_BATCH_BYTES {
-        set_aside(&shipment.spool, file, &format!("{} bytes are more than a batch may have", bytes.len()))?;
+        set_aside(
+            &shipment.spool,
+            file,
+            &format!("{} bytes are more than a batch may have", bytes.len()),
+        )?;
         return Ok(None);
     }
     let bytes = bytes::Bytes::from(bytes);
@@ -159,15 +178,22 @@ fn load(shipment: &Shipment, file: &SpoolFile) -> anyhow::Result<Option<Batch>> 
 
 fn settle(spool: &Path, file: &SpoolFile, ack: &Ack) -> anyhow::Result<()> {
     if ack.batch_seq != file.batch_seq {
-        bail!("the collector acknowledged batch {} where {} was due", ack.batch_seq, file.batch_seq);
+        bail!(
+            "the collector acknowledged batch {} where {} was due",
+            ack.batch_seq,
+            file.batch_seq
+        );
     }
     match ack.outcome() {
-        Outcome::Stored | Outcome::Duplicate => {
-            std::fs::remove_file(&file.path).with_context(|| format!("failed to remove {}", file.path.display()))
-        }
+        Outcome::Stored | Outcome::Duplicate => std::fs::remove_file(&file.path)
+            .with_context(|| format!("failed to remove {}", file.path.display())),
         Outcome::Rejected => set_aside(spool, file, &ack.message),
         Outcome::Retry | Outcome::Unspecified => {
-            bail!("the collector cannot take batch {} now: {}", ack.batch_seq, ack.message)
+            bail!(
+                "the collector cannot take batch {} now: {}",
+                ack.batch_seq,
+                ack.message
+            )
         }
     }
 }
@@ -175,10 +201,12 @@ fn settle(spool: &Path, file: &SpoolFile, ack: &Ack) -> anyhow::Result<()> {
 /// Keeps a file that cannot be sent, out of the way of the others.
 fn set_aside(spool: &Path, file: &SpoolFile, reason: &str) -> anyhow::Result<()> {
     let folder = spool.join("rejected");
-    std::fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("failed to create {}", folder.display()))?;
     let to = folder.join(file.path.file_name().unwrap_or_default());
     error!(file = %file.path.display(), kept = %to.display(), "a spool file cannot be sent and is set aside: {reason}");
-    std::fs::rename(&file.path, &to).with_context(|| format!("failed to move {}", file.path.display()))
+    std::fs::rename(&file.path, &to)
+        .with_context(|| format!("failed to move {}", file.path.display()))
 }
 
 #[cfg(test)]
@@ -188,7 +216,12 @@ mod tests {
     use super::*;
 
     fn shipment(spool: &Path) -> Shipment {
-        Shipment { spool: spool.into(), collector: "http://127.0.0.1:1".into(), agent_id: "a".into(), host: "h".into() }
+        Shipment {
+            spool: spool.into(),
+            collector: "http://127.0.0.1:1".into(),
+            agent_id: "a".into(),
+            host: "h".into(),
+        }
     }
 
     #[test]
@@ -199,7 +232,11 @@ mod tests {
         }
         std::fs::write(spool.path().join("journal"), "").unwrap();
         let seqs = |next, sent| -> Vec<u64> {
-            pending(spool.path(), next, sent).unwrap().iter().map(|file| file.batch_seq).collect()
+            pending(spool.path(), next, sent)
+                .unwrap()
+                .iter()
+                .map(|file| file.batch_seq)
+                .collect()
         };
         assert_eq!(seqs(9, None), [1, 2, 3]);
         assert_eq!(seqs(10, Some(2)), [3, 9]);
@@ -211,9 +248,18 @@ mod tests {
         let spool = tempfile::tempdir().unwrap();
         let path = spool.path().join("00000000000000000001-devices.parquet");
         std::fs::write(&path, "PAR1 and then nothing").unwrap();
-        let file = SpoolFile { batch_seq: 1, table: Table::Devices, path: path.clone() };
+        let file = SpoolFile {
+            batch_seq: 1,
+            table: Table::Devices,
+            path: path.clone(),
+        };
         assert!(load(&shipment(spool.path()), &file).unwrap().is_none());
         assert!(!path.exists());
-        assert!(spool.path().join("rejected/00000000000000000001-devices.parquet").exists());
+        assert!(
+            spool
+                .path()
+                .join("rejected/00000000000000000001-devices.parquet")
+                .exists()
+        );
     }
 }

@@ -23,14 +23,24 @@ const SUFFIX: &str = ".parquet";
 /// The files of a spool folder, oldest first. Other files are left alone.
 pub fn list(folder: &Path) -> anyhow::Result<Vec<SpoolFile>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder).with_context(|| format!("failed to read spool folder {}", folder.display()))? {
+    for entry in fs::read_dir(folder)
+        .with_context(|| format!("failed to read spool folder {}", folder.display()))?
+    {
         let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let parsed = name.strip_suffix(SUFFIX).and_then(|stem| stem.split_once('-')).and_then(|(seq, table)| {
-            Some((seq.parse().ok()?, Table::by_name(table)?))
-        });
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let parsed = name
+            .strip_suffix(SUFFIX)
+            .and_then(|stem| stem.split_once('-'))
+            .and_then(|(seq, table)| Some((seq.parse().ok()?, Table::by_name(table)?)));
         if let Some((batch_seq, table)) = parsed {
-            files.push(SpoolFile { batch_seq, table, path });
+            files.push(SpoolFile {
+                batch_seq,
+                table,
+                path,
+            });
         }
     }
     files.sort();
@@ -39,16 +49,31 @@ pub fn list(folder: &Path) -> anyhow::Result<Vec<SpoolFile>> {
 
 /// Writes the rows of one table as one file of the spool and fsyncs it; the folder has to be
 /// synced by the caller, once for all files.
-pub fn write_spool_file(folder: &Path, table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<SpoolFile> {
+pub fn write_spool_file(
+    folder: &Path,
+    table: Table,
+    rows: &Rows,
+    origin: Origin<'_>,
+) -> anyhow::Result<SpoolFile> {
     let path = folder.join(format!("{:020}-{}{SUFFIX}", origin.batch_seq, table.name()));
     write(&path, table, rows, origin)?;
-    Ok(SpoolFile { batch_seq: origin.batch_seq as u64, table, path })
+    Ok(SpoolFile {
+        batch_seq: origin.batch_seq as u64,
+        table,
+        path,
+    })
 }
 
 /// Writes the rows of one table as one file of a trace: `FOLDER/alloc_events/0000000042.parquet`.
-pub fn write_trace_file(folder: &Path, table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<PathBuf> {
+pub fn write_trace_file(
+    folder: &Path,
+    table: Table,
+    rows: &Rows,
+    origin: Origin<'_>,
+) -> anyhow::Result<PathBuf> {
     let folder = folder.join(table.name());
-    fs::create_dir_all(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
+    fs::create_dir_all(&folder)
+        .with_context(|| format!("failed to create {}", folder.display()))?;
     let path = folder.join(format!("{:010}{SUFFIX}", origin.batch_seq));
     write(&path, table, rows, origin)?;
     sync_folder(&folder)?;

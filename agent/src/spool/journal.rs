@@ -70,10 +70,13 @@ impl Journal {
         let mut bytes = Vec::new();
         match File::open(&path) {
             Ok(mut file) => {
-                file.read_to_end(&mut bytes).with_context(|| format!("failed to read {}", path.display()))?;
+                file.read_to_end(&mut bytes)
+                    .with_context(|| format!("failed to read {}", path.display()))?;
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("failed to open {}", path.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("failed to open {}", path.display()));
+            }
         }
         let (frames, good) = decode(&bytes);
         if good < bytes.len() {
@@ -89,7 +92,12 @@ impl Journal {
             .open(&path)
             .with_context(|| format!("failed to open {} for writing", path.display()))?;
         file.set_len(good as u64)?;
-        let mut journal = Self { path, file, bytes: good as u64, base_bytes: 0 };
+        let mut journal = Self {
+            path,
+            file,
+            bytes: good as u64,
+            base_bytes: 0,
+        };
         journal.reopen()?;
         Ok((journal, frames))
     }
@@ -110,7 +118,10 @@ impl Journal {
     /// Appends one frame, durably.
     pub fn append(&mut self, frame: &Frame) -> anyhow::Result<()> {
         let bytes = encode(frame)?;
-        let result = self.file.write_all(&bytes).and_then(|()| self.file.sync_data());
+        let result = self
+            .file
+            .write_all(&bytes)
+            .and_then(|()| self.file.sync_data());
         if let Err(error) = result {
             // A half-written frame would hide the frames after it.
             let _ = self.file.set_len(self.bytes);
@@ -140,7 +151,8 @@ pub fn set_aside(spool: &Path) -> std::io::Result<()> {
 
 fn encode(frame: &Frame) -> anyhow::Result<Vec<u8>> {
     let payload = postcard::to_stdvec(frame)?;
-    let length = u32::try_from(payload.len()).context("the agent's state is too large for its journal")?;
+    let length =
+        u32::try_from(payload.len()).context("the agent's state is too large for its journal")?;
     let mut bytes = Vec::with_capacity(8 + payload.len());
     bytes.extend(length.to_le_bytes());
     bytes.extend(crc32fast::hash(&payload).to_le_bytes());
@@ -153,13 +165,18 @@ fn decode(bytes: &[u8]) -> (Vec<Frame>, usize) {
     let mut frames = Vec::new();
     let mut at = 0;
     while let Some(header) = bytes.get(at..at + 8) {
-        let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
+        let word =
+            |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
         let (length, crc) = (word(0), word(4));
-        let Some(payload) = bytes.get(at + 8..at + 8 + length.min(MAX_FRAME) as usize) else { break };
+        let Some(payload) = bytes.get(at + 8..at + 8 + length.min(MAX_FRAME) as usize) else {
+            break;
+        };
         if crc32fast::hash(payload) != crc {
             break;
         }
-        let Ok(frame) = postcard::from_bytes(payload) else { break };
+        let Ok(frame) = postcard::from_bytes(payload) else {
+            break;
+        };
         frames.push(frame);
         at += 8 + payload.len();
     }
@@ -171,11 +188,20 @@ mod tests {
     use super::*;
 
     fn frame(next_batch_seq: u64) -> Frame {
-        Frame { state: State { next_batch_seq, ..State::default() }, ..Frame::default() }
+        Frame {
+            state: State {
+                next_batch_seq,
+                ..State::default()
+            },
+            ..Frame::default()
+        }
     }
 
     fn seqs(frames: &[Frame]) -> Vec<u64> {
-        frames.iter().map(|frame| frame.state.next_batch_seq).collect()
+        frames
+            .iter()
+            .map(|frame| frame.state.next_batch_seq)
+            .collect()
     }
 
     #[test]
@@ -204,7 +230,10 @@ mod tests {
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x40;
-            assert!(decode(&damaged).0.len() < 2, "a flipped bit at {at} went unnoticed");
+            assert!(
+                decode(&damaged).0.len() < 2,
+                "a flipped bit at {at} went unnoticed"
+            );
         }
     }
 

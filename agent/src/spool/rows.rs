@@ -170,7 +170,13 @@ pub mod samples {
             }],
             stacks: vec![StackRow {
                 stack_id: 3,
-                frames: vec![FrameRow { function: Some("f".into()), ..FrameRow::default() }, FrameRow::default()],
+                frames: vec![
+                    FrameRow {
+                        function: Some("f".into()),
+                        ..FrameRow::default()
+                    },
+                    FrameRow::default(),
+                ],
                 folded: "f".into(),
             }],
             processes: vec![ProcessRow {

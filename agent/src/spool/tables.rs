@@ -4,15 +4,17 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BooleanArray, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
-    TimestampMicrosecondArray,
+    ArrayRef, BooleanArray, Float64Array, Int32Array, Int64Array, ListArray, RecordBatch,
+    StringArray, StructArray, TimestampMicrosecondArray,
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, Fields};
 use arrow::error::ArrowError;
 use vramscope_wire::{Table, schema};
 
-use super::rows::{AllocRow, DeviceRow, FrameRow, HostBufferRow, ProcessRow, Rows, StackRow, WindowRow};
+use super::rows::{
+    AllocRow, DeviceRow, FrameRow, HostBufferRow, ProcessRow, Rows, StackRow, WindowRow,
+};
 use crate::host::identity::Host;
 
 /// What every row of one file has in common.
@@ -33,7 +35,10 @@ pub fn tables_with_rows(rows: &Rows) -> Vec<Table> {
         (Table::Devices, rows.devices.is_empty()),
         (Table::AgentWindows, rows.agent_windows.is_empty()),
     ];
-    all.into_iter().filter(|(_, empty)| !empty).map(|(table, _)| table).collect()
+    all.into_iter()
+        .filter(|(_, empty)| !empty)
+        .map(|(table, _)| table)
+        .collect()
 }
 
 /// The rows of one table as a batch.
@@ -50,28 +55,46 @@ pub fn batch(table: Table, rows: &Rows, origin: Origin<'_>) -> Result<RecordBatc
 
 type Columns = Vec<(&'static str, ArrayRef)>;
 
-fn build(table: Table, rows: usize, origin: Origin<'_>, mut columns: Columns) -> Result<RecordBatch, ArrowError> {
+fn build(
+    table: Table,
+    rows: usize,
+    origin: Origin<'_>,
+    mut columns: Columns,
+) -> Result<RecordBatch, ArrowError> {
     columns.extend([
         ("host", text(vec![Some(origin.host.name.clone()); rows])),
-        ("boot_id", text(vec![Some(origin.host.boot_id.clone()); rows])),
-        ("agent_id", text(vec![Some(origin.agent_id.to_string()); rows])),
+        (
+            "boot_id",
+            text(vec![Some(origin.host.boot_id.clone()); rows]),
+        ),
+        (
+            "agent_id",
+            text(vec![Some(origin.agent_id.to_string()); rows]),
+        ),
         ("batch_seq", long(vec![Some(origin.batch_seq); rows])),
     ]);
     let schema = table.schema();
     let arrays = schema
         .fields()
         .iter()
-        .map(|field| match columns.iter().find(|(name, _)| name == field.name()) {
-            Some((_, array)) => Arc::clone(array),
-            // Columns that nothing fills yet (container, stream, pool): not known.
-            None => arrow::array::new_null_array(field.data_type(), rows),
-        })
+        .map(
+            |field| match columns.iter().find(|(name, _)| name == field.name()) {
+                Some((_, array)) => Arc::clone(array),
+                // Columns that nothing fills yet (container, stream, pool): not known.
+                None => arrow::array::new_null_array(field.data_type(), rows),
+            },
+        )
         .collect();
     RecordBatch::try_new(schema, arrays)
 }
 
 fn text<S: Into<String>>(values: Vec<Option<S>>) -> ArrayRef {
-    Arc::new(values.into_iter().map(|value| value.map(Into::into)).collect::<StringArray>())
+    Arc::new(
+        values
+            .into_iter()
+            .map(|value| value.map(Into::into))
+            .collect::<StringArray>(),
+    )
 }
 
 fn long(values: Vec<Option<i64>>) -> ArrayRef {
@@ -88,15 +111,27 @@ fn flag(values: Vec<bool>) -> ArrayRef {
 
 /// Nanoseconds since 1970 as TIMESTAMP in microseconds UTC.
 fn time(values: Vec<Option<i64>>) -> ArrayRef {
-    let micros: Vec<_> = values.into_iter().map(|ns| ns.map(|ns| ns.div_euclid(1000))).collect();
+    let micros: Vec<_> = values
+        .into_iter()
+        .map(|ns| ns.map(|ns| ns.div_euclid(1000)))
+        .collect();
     Arc::new(TimestampMicrosecondArray::from(micros).with_timezone("UTC"))
 }
 
 /// One list per row from the rows' element counts and the elements' columns.
-fn list(fields: Fields, lengths: Vec<usize>, columns: Vec<ArrayRef>) -> Result<ArrayRef, ArrowError> {
+fn list(
+    fields: Fields,
+    lengths: Vec<usize>,
+    columns: Vec<ArrayRef>,
+) -> Result<ArrayRef, ArrowError> {
     let elements = StructArray::try_new(fields.clone(), columns, None)?;
     let field = Arc::new(Field::new("element", DataType::Struct(fields), true));
-    let list = ListArray::try_new(field, OffsetBuffer::from_lengths(lengths), Arc::new(elements), None)?;
+    let list = ListArray::try_new(
+        field,
+        OffsetBuffer::from_lengths(lengths),
+        Arc::new(elements),
+        None,
+    )?;
     Ok(Arc::new(list))
 }
 
@@ -124,7 +159,10 @@ fn alloc_events(rows: &[AllocRow], origin: Origin<'_>) -> Result<RecordBatch, Ar
         ("memory_kind", column!(rows, text, |r| r.memory_kind)),
         ("address", column!(rows, long, |r| r.address)),
         ("bytes", column!(rows, long, |r| r.bytes)),
-        ("requested_bytes", column!(rows, long, |r| r.requested_bytes)),
+        (
+            "requested_bytes",
+            column!(rows, long, |r| r.requested_bytes),
+        ),
         ("result", column!(rows, int, |r| r.result)),
         ("duration_ns", column!(rows, long, |r| r.duration_ns)),
         ("stack_id", column!(rows, long, |r| r.stack_id)),
@@ -191,8 +229,10 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
 
 fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowError> {
     let bytes = |value: Option<u64>| value.map(|bytes| bytes as i64);
-    let processes: Vec<_> =
-        rows.iter().flat_map(|row| row.sample.processes.iter().zip(&row.process_ids)).collect();
+    let processes: Vec<_> = rows
+        .iter()
+        .flat_map(|row| row.sample.processes.iter().zip(&row.process_ids))
+        .collect();
     let processes_list = list(
         schema::device_process_fields(),
         rows.iter().map(|row| row.sample.processes.len()).collect(),
@@ -205,16 +245,38 @@ fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowE
     let columns = vec![
         ("ts", column!(rows, time, |r| Some(r.sample.at_ns))),
         ("ts_ns", column!(rows, long, |r| Some(r.sample.at_ns))),
-        ("gpu_uuid", column!(rows, text, |r| Some(r.sample.card.uuid.clone()))),
-        ("device", column!(rows, int, |r| Some(r.sample.card.index as i32))),
+        (
+            "gpu_uuid",
+            column!(rows, text, |r| Some(r.sample.card.uuid.clone())),
+        ),
+        (
+            "device",
+            column!(rows, int, |r| Some(r.sample.card.index as i32)),
+        ),
         ("name", column!(rows, text, |r| r.sample.card.name.clone())),
-        ("total_bytes", column!(rows, long, |r| bytes(r.sample.total))),
+        (
+            "total_bytes",
+            column!(rows, long, |r| bytes(r.sample.total)),
+        ),
         ("used_bytes", column!(rows, long, |r| bytes(r.sample.used))),
         ("free_bytes", column!(rows, long, |r| bytes(r.sample.free))),
-        ("reserved_bytes", column!(rows, long, |r| bytes(r.sample.reserved))),
-        ("utilization", Arc::new(rows.iter().map(|r| r.sample.utilization).collect::<Float64Array>()) as ArrayRef),
+        (
+            "reserved_bytes",
+            column!(rows, long, |r| bytes(r.sample.reserved)),
+        ),
+        (
+            "utilization",
+            Arc::new(
+                rows.iter()
+                    .map(|r| r.sample.utilization)
+                    .collect::<Float64Array>(),
+            ) as ArrayRef,
+        ),
         ("numa_node", column!(rows, int, |r| r.sample.card.numa_node)),
-        ("pci_bus_id", column!(rows, text, |r| r.sample.card.pci_bus_id.clone())),
+        (
+            "pci_bus_id",
+            column!(rows, text, |r| r.sample.card.pci_bus_id.clone()),
+        ),
         ("processes", processes_list),
     ];
     build(Table::Devices, rows.len(), origin, columns)
@@ -239,13 +301,19 @@ fn host_buffers(rows: &[HostBufferRow], origin: Origin<'_>) -> Result<RecordBatc
         ("address", column!(rows, long, |r| Some(r.address))),
         ("bytes", column!(rows, long, |r| Some(r.bytes))),
         ("memory_kind", column!(rows, text, |r| Some(r.memory_kind))),
-        ("page_bytes", column!(rows, long, |r| Some(r.placement.page_bytes as i64))),
+        (
+            "page_bytes",
+            column!(rows, long, |r| Some(r.placement.page_bytes as i64)),
+        ),
         ("sampled", column!(rows, flag, |r| r.placement.sampled)),
         ("pages", pages_list),
         ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.clone())),
         ("device", column!(rows, int, |r| r.device)),
         ("gpu_node", column!(rows, int, |r| r.gpu_node)),
-        ("misplaced_bytes", column!(rows, long, |r| r.misplaced_bytes)),
+        (
+            "misplaced_bytes",
+            column!(rows, long, |r| r.misplaced_bytes),
+        ),
         ("stack_id", column!(rows, long, |r| r.stack_id)),
     ];
     build(Table::HostBuffers, rows.len(), origin, columns)
@@ -258,7 +326,10 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
         list(
             schema::count_fields(name),
             rows.iter().map(|row| of(row).len()).collect(),
-            vec![column!(all, text, |(name, _)| Some(*name)), column!(all, long, |(_, count)| Some(*count))],
+            vec![
+                column!(all, text, |(name, _)| Some(*name)),
+                column!(all, long, |(_, count)| Some(*count)),
+            ],
         )
     };
     let columns = vec![
@@ -266,8 +337,14 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
         ("ts_ns", column!(rows, long, |r| Some(r.end_ns))),
         ("window_start", column!(rows, time, |r| Some(r.start_ns))),
         ("window_end", column!(rows, time, |r| Some(r.end_ns))),
-        ("events", column!(rows, long, |r| Some(sum(&r.events_by_source)))),
-        ("events_by_source", counts("source", &|r| &r.events_by_source)?),
+        (
+            "events",
+            column!(rows, long, |r| Some(sum(&r.events_by_source))),
+        ),
+        (
+            "events_by_source",
+            counts("source", &|r| &r.events_by_source)?,
+        ),
         ("lost", column!(rows, long, |r| Some(sum(&r.lost_by_cause)))),
         ("lost_by_cause", counts("cause", &|r| &r.lost_by_cause)?),
         ("lossy", column!(rows, flag, |r| sum(&r.lost_by_cause) > 0)),
@@ -285,12 +362,26 @@ mod tests {
     #[test]
     fn batches_fit_the_wire_schemas() {
         let rows = super::super::rows::samples::one_of_each();
-        let host = Host { name: "h".into(), boot_id: "b".into() };
+        let host = Host {
+            name: "h".into(),
+            boot_id: "b".into(),
+        };
         for table in Table::ALL {
-            let batch = batch(table, &rows, Origin { host: &host, agent_id: "a", batch_seq: 7 }).unwrap();
+            let batch = batch(
+                table,
+                &rows,
+                Origin {
+                    host: &host,
+                    agent_id: "a",
+                    batch_seq: 7,
+                },
+            )
+            .unwrap();
             assert_eq!(batch.num_rows(), 1, "{table:?}");
-            let bytes = vramscope_wire::parquet_file::encode(table, std::slice::from_ref(&batch)).unwrap();
-            let back = vramscope_wire::parquet_file::decode(table, bytes::Bytes::from(bytes)).unwrap();
+            let bytes =
+                vramscope_wire::parquet_file::encode(table, std::slice::from_ref(&batch)).unwrap();
+            let back =
+                vramscope_wire::parquet_file::decode(table, bytes::Bytes::from(bytes)).unwrap();
             assert_eq!(back, [batch]);
         }
     }

@@ -49,7 +49,9 @@ struct AddressSpace {
 
 impl AddressSpace {
     fn find(&self, address: u64) -> Option<&Mapping> {
-        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        let after = self
+            .mappings
+            .partition_point(|mapping| mapping.start <= address);
         let mapping = self.mappings.get(after.checked_sub(1)?)?;
         (address < mapping.end && mapping.executable).then_some(mapping)
     }
@@ -91,13 +93,35 @@ impl Stacks {
         self.spaces.remove(&pid);
     }
 
+    /// Reads the mappings of a process that has just shown up: it may be over in milliseconds.
+    /// If it is over already, those `seen` earlier serve.
+    pub fn meet(&mut self, pid: u32, seen: Vec<Mapping>) {
+        self.spaces.entry(pid).or_default().mappings = seen;
+        self.read_mappings(pid);
+    }
+
+    fn read_mappings(&mut self, pid: u32) {
+        let mappings = procfs::mappings(pid);
+        // Of a process that is gone, what was read before is the best there is.
+        if !mappings.is_empty() {
+            self.spaces.entry(pid).or_default().mappings = mappings;
+        }
+    }
+
     /// The stack of an event's outermost call.
     pub fn resolve(&mut self, pid: u32, ordered: &Ordered) -> ledger::Stack {
         if ordered.stack.is_empty() {
-            return ledger::Stack { id: None, quality: Some("none") };
+            return ledger::Stack {
+                id: None,
+                quality: Some("none"),
+            };
         }
         let key = (ordered.root_hook, ordered.stack.clone());
-        if let Some(stack) = self.spaces.get(&pid).and_then(|space| space.resolved.get(&key)) {
+        if let Some(stack) = self
+            .spaces
+            .get(&pid)
+            .and_then(|space| space.resolved.get(&key))
+        {
             return *stack;
         }
         let stack = self.resolve_new(pid, ordered);
@@ -117,16 +141,20 @@ impl Stacks {
         for address in &ordered.stack {
             // The byte before the return address belongs to the call.
             let called_from = address - 1;
-            let mut found = self.spaces.get(&pid).and_then(|space| space.find(called_from)).cloned();
+            let mut found = self
+                .spaces
+                .get(&pid)
+                .and_then(|space| space.find(called_from))
+                .cloned();
             if found.is_none() && !reread {
                 // Mapped since we last looked.
                 reread = true;
-                let space = self.spaces.entry(pid).or_default();
-                let mappings = procfs::mappings(pid);
-                if !mappings.is_empty() {
-                    space.mappings = mappings;
-                }
-                found = space.find(called_from).cloned();
+                self.read_mappings(pid);
+                found = self
+                    .spaces
+                    .get(&pid)
+                    .and_then(|space| space.find(called_from))
+                    .cloned();
             }
             let Some(mapping) = found else {
                 // No code there: the frame pointer was not one. What follows is not to be trusted.
@@ -134,18 +162,35 @@ impl Stacks {
                 break;
             };
             let offset = address - mapping.start + mapping.offset;
-            locations.push(Location { module: self.modules.intern(pid, &mapping), offset });
+            locations.push(Location {
+                module: self.modules.intern(pid, &mapping),
+                offset,
+            });
         }
         if locations.is_empty() {
-            return ledger::Stack { id: None, quality: Some("unresolved") };
+            return ledger::Stack {
+                id: None,
+                quality: Some("unresolved"),
+            };
         }
         let api = ordered.root_hook.map(|hook| HOOKS[hook as usize].symbol);
         let stack_id = self.hash(api, &locations);
         if self.known.insert(stack_id) {
-            self.unnamed.push(Unnamed { stack_id, api, locations });
+            self.unnamed.push(Unnamed {
+                stack_id,
+                api,
+                locations,
+            });
         }
-        let quality = if complete { "frame_pointer" } else { "truncated" };
-        ledger::Stack { id: Some(stack_id), quality: Some(quality) }
+        let quality = if complete {
+            "frame_pointer"
+        } else {
+            "truncated"
+        };
+        ledger::Stack {
+            id: Some(stack_id),
+            quality: Some(quality),
+        }
     }
 
     fn hash(&self, api: Option<&str>, locations: &[Location]) -> i64 {
@@ -166,12 +211,20 @@ impl Stacks {
     }
 
     fn name(&mut self, stack: &Unnamed) -> StackRow {
-        let mut frames: Vec<_> = stack.api.map(symbols::probed_function).into_iter().collect();
+        let mut frames: Vec<_> = stack
+            .api
+            .map(symbols::probed_function)
+            .into_iter()
+            .collect();
         for location in &stack.locations {
             let module = self.modules.get(location.module);
             frames.extend(self.symbolizer.frames(module, location.offset));
         }
         let folded = symbols::folded(&frames);
-        StackRow { stack_id: stack.stack_id, frames, folded }
+        StackRow {
+            stack_id: stack.stack_id,
+            frames,
+            folded,
+        }
     }
 }

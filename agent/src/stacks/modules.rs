@@ -40,7 +40,9 @@ impl Module {
 
     /// A path that opens this very file.
     pub fn open_path(&self) -> Option<PathBuf> {
-        self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into())
+        self.file
+            .as_ref()
+            .map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()).into())
     }
 }
 
@@ -67,7 +69,11 @@ impl Modules {
         let build_id = file.as_ref().and_then(build_id);
         let file = file.filter(|_| self.all.len() < MAX_OPEN);
         let id = ModuleId(self.all.len());
-        self.all.push(Module { path: mapping.path.clone(), build_id, file });
+        self.all.push(Module {
+            path: mapping.path.clone(),
+            build_id,
+            file,
+        });
         self.by_file.insert(key, id);
         id
     }

@@ -19,7 +19,10 @@ impl Names {
             .enable_code_info(debug_symbols)
             .enable_inlined_fns(debug_symbols)
             .build();
-        Self { symbolizer, debug_symbols }
+        Self {
+            symbolizer,
+            debug_symbols,
+        }
     }
 
     /// The frames of one return address, innermost first: more than one where functions were
@@ -31,12 +34,16 @@ impl Names {
             offset: Some(offset as i64),
             ..FrameRow::default()
         };
-        let Some(path) = module.open_path() else { return vec![bare] };
+        let Some(path) = module.open_path() else {
+            return vec![bare];
+        };
         let mut elf = Elf::new(path);
         elf.debug_syms = self.debug_symbols;
         // The call is before its return address.
         let input = Input::FileOffset(offset.saturating_sub(1));
-        let Ok(Symbolized::Sym(symbol)) = self.symbolizer.symbolize_single(&Source::Elf(elf), input) else {
+        let Ok(Symbolized::Sym(symbol)) =
+            self.symbolizer.symbolize_single(&Source::Elf(elf), input)
+        else {
             return vec![bare];
         };
         let named = |function: &str, code: Option<&CodeInfo<'_>>| FrameRow {
@@ -46,14 +53,23 @@ impl Names {
             ..bare.clone()
         };
         // blazesym lists inlined functions outermost first.
-        let inlined = symbol.inlined.iter().rev().map(|inner| named(&inner.name, inner.code_info.as_ref()));
-        inlined.chain([named(&symbol.name, symbol.code_info.as_deref())]).collect()
+        let inlined = symbol
+            .inlined
+            .iter()
+            .rev()
+            .map(|inner| named(&inner.name, inner.code_info.as_ref()));
+        inlined
+            .chain([named(&symbol.name, symbol.code_info.as_deref())])
+            .collect()
     }
 }
 
 /// The probed function itself: its frame is gone when the probe runs at its return.
 pub fn probed_function(symbol: &str) -> FrameRow {
-    FrameRow { function: Some(symbol.to_string()), ..FrameRow::default() }
+    FrameRow {
+        function: Some(symbol.to_string()),
+        ..FrameRow::default()
+    }
 }
 
 /// `main;load_weights;cudaMalloc`: outermost first, a frame without a name as `module+0xoffset`.
@@ -62,7 +78,10 @@ pub fn folded(frames: &[FrameRow]) -> String {
         // A semicolon in a name would split it.
         (Some(function), _, _) => function.replace(';', ":"),
         (None, Some(module), Some(offset)) => {
-            format!("{}+{offset:#x}", module.rsplit('/').next().unwrap_or(module))
+            format!(
+                "{}+{offset:#x}",
+                module.rsplit('/').next().unwrap_or(module)
+            )
         }
         _ => "?".to_string(),
     };
@@ -77,8 +96,15 @@ mod tests {
     fn folded_stacks_are_outermost_first() {
         let frames = [
             probed_function("cudaMalloc"),
-            FrameRow { module: Some("/opt/lib.so".into()), offset: Some(0x1f), ..FrameRow::default() },
-            FrameRow { function: Some("main".into()), ..FrameRow::default() },
+            FrameRow {
+                module: Some("/opt/lib.so".into()),
+                offset: Some(0x1f),
+                ..FrameRow::default()
+            },
+            FrameRow {
+                function: Some("main".into()),
+                ..FrameRow::default()
+            },
         ];
         assert_eq!(folded(&frames), "main;lib.so+0x1f;cudaMalloc");
     }

@@ -22,12 +22,17 @@ pub fn can_probe() -> bool {
 
 fn profile_folder() -> PathBuf {
     let agent = Path::new(env!("CARGO_BIN_EXE_vramscope-agent"));
-    agent.parent().expect("a program lies in a folder").to_path_buf()
+    agent
+        .parent()
+        .expect("a program lies in a folder")
+        .to_path_buf()
 }
 
 impl Bench {
     pub fn new() -> Self {
-        let bench = Self { root: tempfile::tempdir().unwrap() };
+        let bench = Self {
+            root: tempfile::tempdir().unwrap(),
+        };
         std::fs::create_dir(bench.books()).unwrap();
         bench.install(&bench.libraries());
         bench
@@ -53,7 +58,11 @@ impl Bench {
 
     pub fn workload() -> PathBuf {
         let path = profile_folder().join("vramscope-workload");
-        assert!(path.exists(), "{} is missing; build it with `cargo xtask build`", path.display());
+        assert!(
+            path.exists(),
+            "{} is missing; build it with `cargo xtask build`",
+            path.display()
+        );
         path
     }
 

@@ -20,9 +20,23 @@ fn from_ledgers(ledgers: &[ProcessLedger]) -> BTreeMap<Place, Figures> {
         for device in 0..2 {
             for kind in Kind::ALL {
                 let t = ledger.totals(device, kind);
-                let figures = [t.allocations, t.failed_allocations, t.frees, t.live_bytes, t.live_count, t.peak_bytes];
+                let figures = [
+                    t.allocations,
+                    t.failed_allocations,
+                    t.frees,
+                    t.live_bytes,
+                    t.live_count,
+                    t.peak_bytes,
+                ];
                 if figures != [0; 6] {
-                    all.insert((u64::from(ledger.pid), u64::from(device), kind.name().to_string()), figures);
+                    all.insert(
+                        (
+                            u64::from(ledger.pid),
+                            u64::from(device),
+                            kind.name().to_string(),
+                        ),
+                        figures,
+                    );
                 }
             }
         }
@@ -31,15 +45,33 @@ fn from_ledgers(ledgers: &[ProcessLedger]) -> BTreeMap<Place, Figures> {
 }
 
 fn from_summary(summary: &Value) -> BTreeMap<Place, Figures> {
-    let figure = |line: &Value, name: &str| line[name].as_u64().unwrap_or_else(|| panic!("no {name} in {line}"));
+    let figure = |line: &Value, name: &str| {
+        line[name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no {name} in {line}"))
+    };
     let lines = summary["totals"].as_array().unwrap();
     lines
         .iter()
         .map(|line| {
-            assert_eq!(figure(line, "live_bytes"), 0, "the process has ended: {line}");
-            let place = (figure(line, "pid"), figure(line, "device"), line["memory_kind"].as_str().unwrap().to_string());
-            let names =
-                ["allocations", "failed_allocations", "frees", "live_at_exit_bytes", "live_at_exit_blocks", "peak_bytes"];
+            assert_eq!(
+                figure(line, "live_bytes"),
+                0,
+                "the process has ended: {line}"
+            );
+            let place = (
+                figure(line, "pid"),
+                figure(line, "device"),
+                line["memory_kind"].as_str().unwrap().to_string(),
+            );
+            let names = [
+                "allocations",
+                "failed_allocations",
+                "frees",
+                "live_at_exit_bytes",
+                "live_at_exit_blocks",
+                "peak_bytes",
+            ];
             (place, names.map(|name| figure(line, name)))
         })
         // A failed free of an address that nobody knows has a line of its own.
@@ -55,7 +87,12 @@ fn summary(output: &Output) -> Value {
 }
 
 fn traced(bench: &Bench, arguments: &[&str]) -> Output {
-    bench.tracer(&["--json"]).arg(Bench::workload()).args(arguments).output().unwrap()
+    bench
+        .tracer(&["--json"])
+        .arg(Bench::workload())
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 fn assert_equal_to_ledgers(bench: &Bench, output: &Output) -> Value {
@@ -83,7 +120,12 @@ fn totals_equal_the_ledger_in_every_scenario() {
     for (arguments, code) in scenarios {
         let bench = Bench::new();
         let output = traced(&bench, arguments);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         assert_equal_to_ledgers(&bench, &output);
     }
 }
@@ -102,7 +144,10 @@ fn a_planted_miscount_is_noticed() {
         .env("VRAMSCOPE_FAKE_MISCOUNT", "1")
         .output()
         .unwrap();
-    assert_ne!(from_summary(&summary(&output)), from_ledgers(&bench.ledgers()));
+    assert_ne!(
+        from_summary(&summary(&output)),
+        from_ledgers(&bench.ledgers())
+    );
 }
 
 /// The workload's functions are named for this; the runtime's call is the innermost frame.
@@ -114,9 +159,17 @@ fn the_leaking_function_is_named() {
     let bench = Bench::new();
     let summary = assert_equal_to_ledgers(&bench, &traced(&bench, &["demo", "--requests", "20"]));
     let stacks = summary["top_stacks"].as_array().unwrap();
-    let folded: Vec<&str> = stacks.iter().filter_map(|stack| stack["folded"].as_str()).collect();
-    let leak = folded.iter().find(|folded| folded.contains("leak_per_request"));
-    assert!(leak.is_some_and(|folded| folded.ends_with(";cudaMalloc")), "{folded:?}");
+    let folded: Vec<&str> = stacks
+        .iter()
+        .filter_map(|stack| stack["folded"].as_str())
+        .collect();
+    let leak = folded
+        .iter()
+        .find(|folded| folded.contains("leak_per_request"));
+    assert!(
+        leak.is_some_and(|folded| folded.ends_with(";cudaMalloc")),
+        "{folded:?}"
+    );
 }
 
 #[test]
@@ -133,11 +186,20 @@ fn frees_that_fail_keep_their_blocks() {
         .output()
         .unwrap();
     let summary = assert_equal_to_ledgers(&bench, &output);
-    let failed: u64 = summary["totals"].as_array().unwrap().iter().filter_map(|l| l["failed_frees"].as_u64()).sum();
+    let failed: u64 = summary["totals"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|l| l["failed_frees"].as_u64())
+        .sum();
     let by_driver: u64 = bench
         .ledgers()
         .iter()
-        .flat_map(|ledger| Kind::ALL.iter().flat_map(|kind| (0..2).map(|d| ledger.totals(d, *kind).failed_frees)))
+        .flat_map(|ledger| {
+            Kind::ALL
+                .iter()
+                .flat_map(|kind| (0..2).map(|d| ledger.totals(d, *kind).failed_frees))
+        })
         .sum();
     assert!(by_driver > 0);
     assert_eq!(failed, by_driver);
@@ -154,11 +216,15 @@ fn a_library_replaced_while_in_use() {
     let folder = bench.libraries();
     // Copies under new inodes take the place of the old files.
     let script = format!(
-        "{workload} sleep 2 & sleep 1; cd {folder}; for l in *.so.*; do cp $l $l.new; mv $l.new $l; done; {workload} demo --requests 5; wait",
+        "{workload} sleep 2 & sleep 1; cd {folder}; for l in *.so.*; do cp $l $l.new; mv $l.new $l; done; sleep 1; {workload} demo --requests 5; wait",
         workload = workload.display(),
         folder = folder.display(),
     );
-    let output = bench.tracer(&["--json"]).args(["sh", "-c", &script]).output().unwrap();
+    let output = bench
+        .tracer(&["--json"])
+        .args(["sh", "-c", &script])
+        .output()
+        .unwrap();
     assert_eq!(bench.ledgers().len(), 2);
     assert_equal_to_ledgers(&bench, &output);
 }
@@ -169,9 +235,19 @@ fn signals_reach_the_command() {
         return;
     }
     let bench = Bench::new();
-    let mut tracer = bench.tracer(&["--json"]).arg(Bench::workload()).args(["sleep", "60"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut tracer = bench
+        .tracer(&["--json"])
+        .arg(Bench::workload())
+        .args(["sleep", "60"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    while bench.ledgers().iter().all(|ledger| ledger.totals(0, Kind::Device).allocations == 0) {
+    while bench
+        .ledgers()
+        .iter()
+        .all(|ledger| ledger.totals(0, Kind::Device).allocations == 0)
+    {
         assert!(Instant::now() < deadline, "the workload never allocated");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -192,9 +268,17 @@ fn a_command_that_does_not_exist() {
         return;
     }
     let bench = Bench::new();
-    let output = bench.tracer(&[]).arg("/nonexistent/program").output().unwrap();
+    let output = bench
+        .tracer(&[])
+        .arg("/nonexistent/program")
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(127));
-    assert!(message(&output).contains("failed to start /nonexistent/program"), "{}", message(&output));
+    assert!(
+        message(&output).contains("failed to start /nonexistent/program"),
+        "{}",
+        message(&output)
+    );
     assert!(!bench.trace().exists(), "an empty trace is no use");
 }
 
@@ -204,9 +288,18 @@ fn a_command_without_cuda_says_so() {
         return;
     }
     let bench = Bench::new();
-    let output = bench.tracer(&[]).arg("true").env_remove("LD_LIBRARY_PATH").output().unwrap();
+    let output = bench
+        .tracer(&[])
+        .arg("true")
+        .env_remove("LD_LIBRARY_PATH")
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(0));
-    assert!(message(&output).contains("0 calls seen, 0 lost"), "{}", message(&output));
+    assert!(
+        message(&output).contains("0 calls seen, 0 lost"),
+        "{}",
+        message(&output)
+    );
 }
 
 #[test]
@@ -219,7 +312,11 @@ fn a_folder_with_something_in_it_is_refused() {
     std::fs::write(bench.trace().join("thesis.txt"), "mine").unwrap();
     let output = bench.tracer(&[]).arg("true").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(message(&output).contains("is not empty"), "{}", message(&output));
+    assert!(
+        message(&output).contains("is not empty"),
+        "{}",
+        message(&output)
+    );
 }
 
 #[test]
@@ -229,7 +326,10 @@ fn without_root_it_says_what_to_do() {
     }
     let bench = Bench::new();
     // The program has to be readable for nobody, wherever the checkout lies.
-    let copy = tempfile::Builder::new().prefix("agent").tempdir_in("/tmp").unwrap();
+    let copy = tempfile::Builder::new()
+        .prefix("agent")
+        .tempdir_in("/tmp")
+        .unwrap();
     let program = copy.path().join("vramscope-agent");
     std::fs::copy(env!("CARGO_BIN_EXE_vramscope-agent"), &program).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -243,5 +343,9 @@ fn without_root_it_says_what_to_do() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(message(&output).contains("needs root") && message(&output).contains("CAP_BPF"), "{}", message(&output));
+    assert!(
+        message(&output).contains("needs root") && message(&output).contains("CAP_BPF"),
+        "{}",
+        message(&output)
+    );
 }

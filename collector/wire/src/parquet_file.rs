@@ -57,7 +57,10 @@ pub fn encode(table: Table, batches: &[RecordBatch]) -> Result<Vec<u8>, ParquetE
 
 /// Reads and checks a whole file: every row group is decoded, so that what is accepted here
 /// can be read later. Columns the table gained since the file was written come back as NULL.
-pub fn decode<R: ChunkReader + 'static>(table: Table, file: R) -> Result<Vec<RecordBatch>, ReadError> {
+pub fn decode<R: ChunkReader + 'static>(
+    table: Table,
+    file: R,
+) -> Result<Vec<RecordBatch>, ReadError> {
     rows(table, file)?.collect()
 }
 
@@ -74,7 +77,10 @@ pub fn rows<R: ChunkReader + 'static>(
 }
 
 fn check_schema(table: Table, found: &SchemaRef) -> Result<(), ReadError> {
-    let wrong = |detail: String| ReadError::Schema { table: table.name(), detail };
+    let wrong = |detail: String| ReadError::Schema {
+        table: table.name(),
+        detail,
+    };
     let wanted = table.schema();
     for field in found.fields() {
         let Some((_, known)) = wanted.fields().find(field.name()) else {

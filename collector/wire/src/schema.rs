@@ -60,11 +60,17 @@ impl Table {
     /// What a row is, for documentation and the prompt.
     pub const fn doc(self) -> &'static str {
         match self {
-            Table::AllocEvents => "one call that allocates, frees, registers, unregisters, or fails to",
+            Table::AllocEvents => {
+                "one call that allocates, frees, registers, unregisters, or fails to"
+            }
             Table::Stacks => "one distinct call stack",
-            Table::Processes => "one state of one process lifetime; the last by ts_ns is the current one",
+            Table::Processes => {
+                "one state of one process lifetime; the last by ts_ns is the current one"
+            }
             Table::Devices => "one sample of one card",
-            Table::HostBuffers => "placement of one pinned or registered host buffer, measured once after the call",
+            Table::HostBuffers => {
+                "placement of one pinned or registered host buffer, measured once after the call"
+            }
             Table::AgentWindows => "one window of one agent: events seen and lost",
         }
     }
@@ -154,52 +160,150 @@ pub fn count_fields(name: &str) -> Fields {
 
 /// A list type as both Arrow and Delta spell it (`element`, as Parquet's own convention).
 pub fn list_of(fields: Fields) -> DataType {
-    DataType::List(Arc::new(Field::new("element", DataType::Struct(fields), true)))
+    DataType::List(Arc::new(Field::new(
+        "element",
+        DataType::Struct(fields),
+        true,
+    )))
 }
 
 fn required(name: &str, data_type: DataType, doc: &'static str) -> Column {
-    Column { field: Field::new(name, data_type, false), doc }
+    Column {
+        field: Field::new(name, data_type, false),
+        doc,
+    }
 }
 
 fn optional(name: &str, data_type: DataType, doc: &'static str) -> Column {
-    Column { field: Field::new(name, data_type, true), doc }
+    Column {
+        field: Field::new(name, data_type, true),
+        doc,
+    }
 }
 
 fn alloc_events() -> Vec<Column> {
     use DataType::{Boolean, Int32, Int64, Utf8};
     vec![
-        required("ts", timestamp(), "when the call took effect: an allocation at its return, a free at its entry"),
+        required(
+            "ts",
+            timestamp(),
+            "when the call took effect: an allocation at its return, a free at its entry",
+        ),
         required("ts_ns", Int64, "the same, nanoseconds since 1970"),
-        optional("ts_enter", timestamp(), "when the call was entered; NULL for implicit frees"),
+        optional(
+            "ts_enter",
+            timestamp(),
+            "when the call was entered; NULL for implicit frees",
+        ),
         required("host", Utf8, "host name"),
         required("boot_id", Utf8, "the kernel's boot id"),
-        required("process_id", Int64, "one process lifetime (host, boot, pid, start time), hashed to 63 bits"),
+        required(
+            "process_id",
+            Int64,
+            "one process lifetime (host, boot, pid, start time), hashed to 63 bits",
+        ),
         required("pid", Int32, "process id in the host's namespace"),
         optional("tid", Int32, "thread that called; NULL for implicit frees"),
-        optional("gpu_uuid", Utf8, "the card, as NVML names it; NULL when the mapping from device to card is not certain"),
-        optional("device", Int32, "device ordinal as the process sees it; on a free, the device that allocated"),
-        optional("context", Int64, "CUDA context current at the call, if seen"),
+        optional(
+            "gpu_uuid",
+            Utf8,
+            "the card, as NVML names it; NULL when the mapping from device to card is not certain",
+        ),
+        optional(
+            "device",
+            Int32,
+            "device ordinal as the process sees it; on a free, the device that allocated",
+        ),
+        optional(
+            "context",
+            Int64,
+            "CUDA context current at the call, if seen",
+        ),
         optional("stream", Int64, "stream handle of stream-ordered calls"),
         optional("pool", Int64, "memory pool handle"),
         required("layer", Utf8, "driver, runtime or framework"),
-        required("source", Utf8, "uprobe, usdt, cupti, import, or agent (implicit frees)"),
-        required("api", Utf8, "function called, as exported; process_exit for implicit frees at exit"),
-        required("op", Utf8, "alloc, free, map, unmap, reserve, release, register, unregister, oom"),
-        optional("memory_kind", Utf8, "device, managed, pinned_host, registered_host, vmm_physical, vmm_virtual, pool, array, framework_block; NULL on a free of an unknown address"),
-        optional("address", Int64, "address given or taken; NULL if the call failed to give one"),
-        optional("bytes", Int64, "bytes the call gave or took; 0 if it failed; NULL if not known"),
+        required(
+            "source",
+            Utf8,
+            "uprobe, usdt, cupti, import, or agent (implicit frees)",
+        ),
+        required(
+            "api",
+            Utf8,
+            "function called, as exported; process_exit for implicit frees at exit",
+        ),
+        required(
+            "op",
+            Utf8,
+            "alloc, free, map, unmap, reserve, release, register, unregister, oom",
+        ),
+        optional(
+            "memory_kind",
+            Utf8,
+            "device, managed, pinned_host, registered_host, vmm_physical, vmm_virtual, pool, array, framework_block; NULL on a free of an unknown address",
+        ),
+        optional(
+            "address",
+            Int64,
+            "address given or taken; NULL if the call failed to give one",
+        ),
+        optional(
+            "bytes",
+            Int64,
+            "bytes the call gave or took; 0 if it failed; NULL if not known",
+        ),
         optional("requested_bytes", Int64, "bytes asked for"),
-        optional("result", Int32, "result code of the call, 0 is success; NULL for implicit frees"),
+        optional(
+            "result",
+            Int32,
+            "result code of the call, 0 is success; NULL for implicit frees",
+        ),
         optional("duration_ns", Int64, "time inside the call, nanoseconds"),
-        optional("stack_id", Int64, "stack of the outermost call of the chain; joins stacks"),
-        optional("stack_quality", Utf8, "frame_pointer, truncated, unresolved, or none"),
-        required("counted", Boolean, "true on the one row of a call chain that stands for its physical bytes"),
-        optional("parent_seq", Int64, "seq of the enclosing call's row, for a call made inside another traced call"),
-        required("implicit", Boolean, "true for a free that no call asked for (process exit)"),
-        optional("alloc_seq", Int64, "on a free: seq of the allocation it ends"),
-        optional("alloc_stack_id", Int64, "on a free: stack of the allocation it ends"),
-        optional("lifetime_ns", Int64, "on a free: how long the allocation lived, nanoseconds"),
-        required("seq", Int64, "order in which calls took effect on this host since boot of the probes"),
+        optional(
+            "stack_id",
+            Int64,
+            "stack of the outermost call of the chain; joins stacks",
+        ),
+        optional(
+            "stack_quality",
+            Utf8,
+            "frame_pointer, truncated, unresolved, or none",
+        ),
+        required(
+            "counted",
+            Boolean,
+            "true on the one row of a call chain that stands for its physical bytes",
+        ),
+        optional(
+            "parent_seq",
+            Int64,
+            "seq of the enclosing call's row, for a call made inside another traced call",
+        ),
+        required(
+            "implicit",
+            Boolean,
+            "true for a free that no call asked for (process exit)",
+        ),
+        optional(
+            "alloc_seq",
+            Int64,
+            "on a free: seq of the allocation it ends",
+        ),
+        optional(
+            "alloc_stack_id",
+            Int64,
+            "on a free: stack of the allocation it ends",
+        ),
+        optional(
+            "lifetime_ns",
+            Int64,
+            "on a free: how long the allocation lived, nanoseconds",
+        ),
+        required(
+            "seq",
+            Int64,
+            "order in which calls took effect on this host since boot of the probes",
+        ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
@@ -208,9 +312,21 @@ fn alloc_events() -> Vec<Column> {
 fn stacks() -> Vec<Column> {
     use DataType::{Int64, Utf8};
     vec![
-        required("stack_id", Int64, "63-bit hash of the frame list; the same code gives the same id on every host"),
-        required("frames", list_of(frame_fields()), "frames, innermost first: kind, module, build_id, offset in the file, function, file, line"),
-        required("folded", Utf8, "function names, outermost first, joined by ';'"),
+        required(
+            "stack_id",
+            Int64,
+            "63-bit hash of the frame list; the same code gives the same id on every host",
+        ),
+        required(
+            "frames",
+            list_of(frame_fields()),
+            "frames, innermost first: kind, module, build_id, offset in the file, function, file, line",
+        ),
+        required(
+            "folded",
+            Utf8,
+            "function names, outermost first, joined by ';'",
+        ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
@@ -223,7 +339,11 @@ fn processes() -> Vec<Column> {
         required("ts_ns", Int64, "the same, nanoseconds since 1970"),
         required("host", Utf8, "host name"),
         required("boot_id", Utf8, "the kernel's boot id"),
-        required("process_id", Int64, "one process lifetime, hashed to 63 bits"),
+        required(
+            "process_id",
+            Int64,
+            "one process lifetime, hashed to 63 bits",
+        ),
         required("pid", Int32, "process id in the host's namespace"),
         optional("exe", Utf8, "path of the executable"),
         optional("command", Utf8, "command line, cut at 4096 bytes"),
@@ -232,7 +352,11 @@ fn processes() -> Vec<Column> {
         optional("container_id", Utf8, "container, from the cgroup path"),
         optional("pod", Utf8, "Kubernetes pod"),
         optional("namespace", Utf8, "Kubernetes namespace"),
-        required("coverage", list_of(coverage_fields()), "symbols hooked in the libraries this process maps, and why not"),
+        required(
+            "coverage",
+            list_of(coverage_fields()),
+            "symbols hooked in the libraries this process maps, and why not",
+        ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
@@ -252,9 +376,17 @@ fn devices() -> Vec<Column> {
         optional("free_bytes", Int64, "free, NVML"),
         optional("reserved_bytes", Int64, "reserved by the driver, NVML"),
         optional("utilization", Float64, "share of time a kernel ran, 0..1"),
-        optional("numa_node", Int32, "NUMA node of the card; NULL when the platform does not say"),
+        optional(
+            "numa_node",
+            Int32,
+            "NUMA node of the card; NULL when the platform does not say",
+        ),
         optional("pci_bus_id", Utf8, "PCI address, as NVML spells it"),
-        required("processes", list_of(device_process_fields()), "processes on the card and their bytes, NVML"),
+        required(
+            "processes",
+            list_of(device_process_fields()),
+            "processes on the card and their bytes, NVML",
+        ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
@@ -266,19 +398,43 @@ fn host_buffers() -> Vec<Column> {
         required("ts", timestamp(), "when the placement was measured"),
         required("ts_ns", Int64, "the same, nanoseconds since 1970"),
         required("host", Utf8, "host name"),
-        required("process_id", Int64, "one process lifetime, hashed to 63 bits"),
+        required(
+            "process_id",
+            Int64,
+            "one process lifetime, hashed to 63 bits",
+        ),
         required("pid", Int32, "process id in the host's namespace"),
         required("seq", Int64, "seq of the allocation's row in alloc_events"),
         required("address", Int64, "address of the buffer"),
         required("bytes", Int64, "size of the buffer"),
         required("memory_kind", Utf8, "pinned_host or registered_host"),
         required("page_bytes", Int64, "size of the pages that were asked for"),
-        required("sampled", Boolean, "true if one page per 2 MiB was asked for and the rest inferred"),
-        required("pages", list_of(node_pages_fields()), "pages per NUMA node; NULL node: not resident or not known"),
-        optional("gpu_uuid", Utf8, "the card that was current when the buffer was pinned"),
+        required(
+            "sampled",
+            Boolean,
+            "true if one page per 2 MiB was asked for and the rest inferred",
+        ),
+        required(
+            "pages",
+            list_of(node_pages_fields()),
+            "pages per NUMA node; NULL node: not resident or not known",
+        ),
+        optional(
+            "gpu_uuid",
+            Utf8,
+            "the card that was current when the buffer was pinned",
+        ),
         optional("device", Int32, "its ordinal as the process sees it"),
-        optional("gpu_node", Int32, "NUMA node of that card; NULL when the platform does not say"),
-        optional("misplaced_bytes", Int64, "bytes on another node than the card's; NULL when the card's node or all pages are unknown"),
+        optional(
+            "gpu_node",
+            Int32,
+            "NUMA node of that card; NULL when the platform does not say",
+        ),
+        optional(
+            "misplaced_bytes",
+            Int64,
+            "bytes on another node than the card's; NULL when the card's node or all pages are unknown",
+        ),
         optional("stack_id", Int64, "stack that pinned it; joins stacks"),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
@@ -294,12 +450,28 @@ fn agent_windows() -> Vec<Column> {
         required("window_start", timestamp(), "start of the window"),
         required("window_end", timestamp(), "end of the window"),
         required("events", Int64, "calls taken in the window"),
-        required("events_by_source", list_of(count_fields("source")), "the same by source"),
+        required(
+            "events_by_source",
+            list_of(count_fields("source")),
+            "the same by source",
+        ),
         required("lost", Int64, "calls lost in the window"),
-        required("lost_by_cause", list_of(count_fields("cause")), "the same by cause"),
+        required(
+            "lost_by_cause",
+            list_of(count_fields("cause")),
+            "the same by cause",
+        ),
         required("lossy", Boolean, "lost > 0"),
-        optional("cpu_ns", Int64, "processor time of the agent in the window, nanoseconds"),
-        optional("rss_bytes", Int64, "resident memory of the agent at the end"),
+        optional(
+            "cpu_ns",
+            Int64,
+            "processor time of the agent in the window, nanoseconds",
+        ),
+        optional(
+            "rss_bytes",
+            Int64,
+            "resident memory of the agent at the end",
+        ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
@@ -314,7 +486,11 @@ mod tests {
     fn types_are_those_delta_can_hold() {
         fn check(data_type: &DataType, path: &str) {
             match data_type {
-                DataType::Boolean | DataType::Int32 | DataType::Int64 | DataType::Float64 | DataType::Utf8 => {}
+                DataType::Boolean
+                | DataType::Int32
+                | DataType::Int64
+                | DataType::Float64
+                | DataType::Utf8 => {}
                 DataType::Timestamp(TimeUnit::Microsecond, Some(tz)) if tz.as_ref() == "UTC" => {}
                 DataType::List(element) => check(element.data_type(), path),
                 DataType::Struct(fields) => fields.iter().for_each(|f| check(f.data_type(), path)),
@@ -323,7 +499,10 @@ mod tests {
         }
         for table in Table::ALL {
             for column in table.columns() {
-                check(column.field.data_type(), &format!("{}.{}", table.name(), column.field.name()));
+                check(
+                    column.field.data_type(),
+                    &format!("{}.{}", table.name(), column.field.name()),
+                );
                 assert!(!column.doc.is_empty());
             }
         }
