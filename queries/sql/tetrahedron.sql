@@ -44,7 +44,10 @@
 --   the row's time for lost: a process or pod from its start to its end, a device or host always
 WITH facts AS (
     SELECT
-        c.host, c.boot_id, c.agent_id, NOT coalesce(p.rebooted, false) AS of_this_boot, p.namespace, p.pod, c.process_id, c.pid, p.exe, c.gpu_uuid, c.device,
+        c.host, c.boot_id, c.agent_id,
+        -- NULL where the process is not known. Made to true or false only where it is used: DataFusion
+        -- plans a NOT NULL computed here and then fails on the union below, where it may be NULL.
+        p.rebooted, p.namespace, p.pod, c.process_id, c.pid, p.exe, c.gpu_uuid, c.device,
         c.seq, c.ts, c.ts_ns,
         coalesce(p.started, c.ts) AS since,
         p.ended AS until,
@@ -75,7 +78,7 @@ levels AS (
 -- Every fact once per level it counts on, with the columns that name the level's scope.
 scoped AS (
     SELECT
-        l.level, f.host, f.boot_id, f.agent_id, f.of_this_boot,
+        l.level, f.host, f.boot_id, f.agent_id, f.rebooted,
         CASE WHEN l.level IN ('process', 'pod') THEN f.namespace END AS namespace,
         CASE WHEN l.level IN ('process', 'pod') THEN f.pod END AS pod,
         CASE WHEN l.level = 'process' THEN f.process_id END AS process_id,
@@ -94,7 +97,7 @@ scoped AS (
     -- Cards without a traced event have rows too: an idle card, or one that others use.
     UNION ALL
     SELECT
-        l.level, s.host, NULL, NULL, true, NULL, NULL, NULL, NULL, NULL,
+        l.level, s.host, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL,
         CASE WHEN l.level = 'device' THEN s.gpu_uuid END, NULL,
         NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
     FROM newest_sample AS s
@@ -118,11 +121,11 @@ totals AS (
         level, host, namespace, pod, process_id, gpu_uuid, device,
         max(pid) AS pid,
         max(exe) AS exe,
-        coalesce(sum(device_delta) FILTER (WHERE of_this_boot), 0) AS live_bytes,
+        coalesce(sum(device_delta) FILTER (WHERE NOT coalesce(rebooted, false)), 0) AS live_bytes,
         sum(exit_bytes) AS leaked_at_exit_bytes,
         regr_slope(device_after, ts_ns / 3.6e12) FILTER (WHERE moves_device) AS growth_bytes_per_hour,
         greatest(coalesce(max(device_after), 0), 0) AS peak_live_bytes,
-        coalesce(sum(host_delta) FILTER (WHERE of_this_boot), 0) AS host_live_bytes,
+        coalesce(sum(host_delta) FILTER (WHERE NOT coalesce(rebooted, false)), 0) AS host_live_bytes,
         greatest(coalesce(max(host_after), 0), 0) AS host_peak_bytes,
         sum(is_allocation) AS allocations,
         sum(is_free) AS frees,

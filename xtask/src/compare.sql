@@ -20,5 +20,5 @@ FROM process_totals AS t
 LEFT JOIN at_exit AS x
   ON x.host = t.host
  AND x.process_id = t.process_id
- AND x.device IS NOT DISTINCT FROM t.device
- AND x.memory_kind IS NOT DISTINCT FROM t.memory_kind
+ AND (x.device IS NOT DISTINCT FROM t.device)
+ AND (x.memory_kind IS NOT DISTINCT FROM t.memory_kind)

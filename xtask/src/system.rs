@@ -273,7 +273,8 @@ impl System {
             Some(_) => command.args(["--collector", &self.url()]),
             None => command.arg("--data").arg(self.data()),
         };
-        command.args(["--format", "json", "-c", sql]);
+        // With `=`, since SQL may begin with a comment, which looks like an option.
+        command.args(["--format", "json", &format!("--command={sql}")]);
         let output = output(&mut command)?;
         if !output.status.success() {
             bail!(
