@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tokio::sync::watch;
 
-use crate::engine::Totals;
+use crate::engine::{Counts, Totals};
 use crate::host::discovery::Discovery;
 use crate::host::identity::Host;
 use crate::ledger::Ledger;
@@ -24,6 +24,7 @@ pub struct Checkpoint<'a> {
     pub ring_position: u64,
     pub waiting: Waiting,
     pub lost_reported: &'a [u64],
+    pub window: &'a Counts,
     pub ledger: &'a mut Ledger,
     pub stacks: &'a Stacks,
     pub totals: &'a Totals,
@@ -34,6 +35,9 @@ pub struct Checkpoint<'a> {
 /// Takes rows for good, or refuses them all: on an error the caller keeps them and tries again.
 pub trait Output: Send {
     fn commit(&mut self, rows: &Rows, checkpoint: Checkpoint<'_>) -> anyhow::Result<()>;
+
+    /// There was nothing to take.
+    fn idle(&mut self, _checkpoint: &Checkpoint<'_>) {}
 }
 
 /// A spool folder with its journal.
@@ -89,6 +93,12 @@ impl Spool {
         Ok(())
     }
 
+    fn write_status(&self, checkpoint: &Checkpoint<'_>) {
+        if let Err(error) = status::write(&self.folder, &self.host, &self.agent_id, checkpoint) {
+            tracing::warn!("status is out of date: {error:#}");
+        }
+    }
+
     fn write_files(&self, rows: &Rows) -> anyhow::Result<u64> {
         let mut batch_seq = self.next_batch_seq;
         for table in tables_with_rows(rows) {
@@ -120,6 +130,7 @@ impl Spool {
             waiting: checkpoint.waiting.clone(),
             lost_reported: checkpoint.lost_reported.to_vec(),
             boot_id: self.host.boot_id.clone(),
+            window: Some(checkpoint.window.clone()),
         };
         if self.first || self.journal.wants_rewrite() {
             let frame = Frame {
@@ -159,10 +170,12 @@ impl Output for Spool {
         // Nobody listens when no collector is configured.
         self.committed.send_replace(next_batch_seq);
         // The rows are taken: what fails from here on must not have them written again.
-        if let Err(error) = status::write(&self.folder, &self.host, &self.agent_id, &checkpoint) {
-            tracing::warn!("status is out of date: {error:#}");
-        }
+        self.write_status(&checkpoint);
         Ok(())
+    }
+
+    fn idle(&mut self, checkpoint: &Checkpoint<'_>) {
+        self.write_status(checkpoint);
     }
 }
 

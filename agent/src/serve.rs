@@ -177,6 +177,7 @@ fn resume(frames: Vec<Frame>, channel: &Channel, host: &Host) -> ResumedState {
     next_batch_seq = last.next_batch_seq.max(next_batch_seq);
     state.waiting = last.waiting;
     state.lost_reported = last.lost_reported;
+    state.window = last.window;
     let same_ring = last.boot_id == host.boot_id && last.generation == channel.generation;
     if same_ring {
         state.ring_position = Some(last.ring_position);

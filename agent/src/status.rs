@@ -87,7 +87,11 @@ pub fn write(
             .sum(),
         rejected_files: std::fs::read_dir(spool.join("rejected")).map_or(0, Iterator::count),
     };
-    folder::write_durably(&spool.join(FILE), &serde_json::to_vec_pretty(&status)?)
+    // Whole or not at all, but without an fsync: after a power loss nobody asks for it.
+    let (path, temporary) = (spool.join(FILE), spool.join("status.tmp"));
+    std::fs::write(&temporary, serde_json::to_vec_pretty(&status)?)
+        .and_then(|()| std::fs::rename(&temporary, &path))
+        .with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// Reads the state that an agent left in its spool, and whether it still runs.

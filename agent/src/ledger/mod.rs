@@ -9,6 +9,7 @@
 //! - nothing is evicted: what lives stays in the books until it is freed or its process ends.
 
 mod process;
+mod rows;
 
 use std::collections::HashMap;
 
@@ -22,6 +23,7 @@ use crate::probes::hooks::{Address, Effect, Layer, MemoryKind};
 use crate::probes::order::Ordered;
 use crate::spool::rows::AllocRow;
 pub use process::Process;
+use rows::{call_row, implicit_free, implicit_frees};
 
 /// Memory that lives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,6 +160,10 @@ impl Ledger {
     /// Changes since the last call.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
+    }
+
+    pub fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
     }
 
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
@@ -446,107 +452,6 @@ fn device_of(process: &Process, ordered: &Ordered, call: &TracedCall) -> Option<
     match call.hook().layer {
         Layer::Driver => of_context.or(call.device),
         Layer::Runtime => call.device.or(of_context),
-    }
-}
-
-/// The columns that every call fills alike.
-fn call_row(
-    process: &mut Process,
-    call: &TracedCall,
-    ordered: &Ordered,
-    stack: Stack,
-    clock: &WallClock,
-) -> AllocRow {
-    process.last_seq = process.last_seq.max(call.seq);
-    AllocRow {
-        ts_ns: clock.from_monotonic(call.effect_ns()),
-        ts_enter_ns: Some(clock.from_monotonic(call.enter_ns)),
-        process_id: process.process_id,
-        pid: process.pid,
-        tid: Some(call.tid),
-        gpu_uuid: None,
-        device: None,
-        context: ordered.context.map(|context| context as i64),
-        layer: call.hook().layer.name(),
-        source: "uprobe",
-        api: call.hook().symbol,
-        op: "",
-        memory_kind: None,
-        address: None,
-        bytes: None,
-        requested_bytes: None,
-        result: Some(call.result),
-        duration_ns: Some(call.exit_ns.saturating_sub(call.enter_ns) as i64),
-        stack_id: stack.id,
-        stack_quality: stack.quality,
-        counted: false,
-        parent_seq: ordered.parent_seq.map(|seq| seq as i64),
-        implicit: false,
-        alloc_seq: None,
-        alloc_stack_id: None,
-        lifetime_ns: None,
-        seq: call.seq as i64,
-    }
-}
-
-fn implicit_frees(
-    process: &mut Process,
-    api: &'static str,
-    seq: u64,
-    at_ns: u64,
-    clock: &WallClock,
-) -> Vec<AllocRow> {
-    // Calls that a last thread finished after its leader was gone come before.
-    let seq = seq.max(process.last_seq);
-    let mut live: Vec<_> = std::mem::take(&mut process.live).into_iter().collect();
-    live.sort_unstable_by_key(|(_, allocation)| allocation.seq);
-    live.iter()
-        .map(|(key, allocation)| implicit_free(process, *key, allocation, api, seq, at_ns, clock))
-        .collect()
-}
-
-fn implicit_free(
-    process: &Process,
-    (kind, address): Key,
-    allocation: &Allocation,
-    api: &'static str,
-    seq: u64,
-    at_ns: u64,
-    clock: &WallClock,
-) -> AllocRow {
-    let layer = if allocation.layer_is_driver {
-        Layer::Driver
-    } else {
-        Layer::Runtime
-    };
-    AllocRow {
-        ts_ns: clock.from_monotonic(at_ns),
-        ts_enter_ns: None,
-        process_id: process.process_id,
-        pid: process.pid,
-        tid: None,
-        gpu_uuid: allocation.gpu_uuid.clone(),
-        device: allocation.device,
-        context: None,
-        layer: layer.name(),
-        source: "agent",
-        api,
-        op: kind.free_op(),
-        memory_kind: Some(kind.name()),
-        address: Some(address as i64),
-        bytes: Some(allocation.bytes as i64),
-        requested_bytes: None,
-        result: None,
-        duration_ns: None,
-        stack_id: None,
-        stack_quality: None,
-        counted: allocation.counted,
-        parent_seq: None,
-        implicit: true,
-        alloc_seq: Some(allocation.seq as i64),
-        alloc_stack_id: allocation.stack_id,
-        lifetime_ns: Some(at_ns.saturating_sub(allocation.effect_ns) as i64),
-        seq: seq as i64,
     }
 }
 

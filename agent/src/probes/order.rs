@@ -41,6 +41,12 @@ pub struct Waiting {
     pub ordered: Vec<Ordered>,
 }
 
+impl Waiting {
+    pub fn is_empty(&self) -> bool {
+        self.nested.is_empty() && self.ordered.is_empty()
+    }
+}
+
 /// See the module's text.
 pub struct Orderer {
     hold_ns: u64,

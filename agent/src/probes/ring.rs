@@ -117,15 +117,15 @@ impl Ring {
         self.position
     }
 
-    /// Goes on from a position of an earlier run on the same ring. A position that this ring
-    /// cannot have is refused.
+    /// Goes on from a position of an earlier run on the same ring. Where the kernel's consumer
+    /// position is further on, there was nothing of interest in between. False for a position
+    /// that this ring has not reached.
     pub fn resume(&mut self, position: u64) -> bool {
-        let possible = position >= self.consumer_word().load(Ordering::Acquire)
-            && position <= self.producer_position();
-        if possible {
-            self.position = position;
+        let reached = position <= self.producer_position();
+        if reached {
+            self.position = self.position.max(position);
         }
-        possible
+        reached
     }
 
     /// Reads up to `limit` finished records.

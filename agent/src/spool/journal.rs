@@ -12,7 +12,7 @@
 //!   journal's account, never in neither;
 //! - the file is rewritten when it has grown to [`REWRITE_FACTOR`] times the state.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::folder;
+use crate::engine::Counts;
 use crate::ledger::Change;
 use crate::probes::order::Waiting;
 
@@ -44,6 +45,8 @@ pub struct State {
     pub lost_reported: Vec<u64>,
     /// Boot in which the ring was made.
     pub boot_id: String,
+    /// The window that was open.
+    pub window: Option<Counts>,
 }
 
 /// One flush.
@@ -144,11 +147,6 @@ impl Journal {
     }
 }
 
-/// Takes a damaged journal out of the way, so that nobody overwrites the evidence.
-pub fn set_aside(spool: &Path) -> std::io::Result<()> {
-    fs::rename(spool.join(FILE), spool.join("journal.damaged"))
-}
-
 fn encode(frame: &Frame) -> anyhow::Result<Vec<u8>> {
     let payload = postcard::to_stdvec(frame)?;
     let length =
@@ -185,6 +183,8 @@ fn decode(bytes: &[u8]) -> (Vec<Frame>, usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn frame(next_batch_seq: u64) -> Frame {

@@ -25,8 +25,9 @@ pub struct Module {
     file: Option<File>,
 }
 
-/// Files that are held open; beyond it modules keep path and build id alone.
-const MAX_OPEN: usize = 4096;
+/// Files that are held open, well below the usual limit of 1024 open files; beyond it modules
+/// keep path and build id alone.
+const MAX_OPEN: usize = 512;
 
 impl Module {
     /// What names the code on every host.

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use arrow::array::RecordBatch;
 use vramscope_fakes::ledger::{Layer, ProcessLedger, read_ledgers};
+use vramscope_wire::{Table, parquet_file};
 
 /// A folder with the stand-in libraries, one for their ledgers, and one for traces.
 pub struct Bench {
@@ -79,6 +81,19 @@ impl Bench {
             .env("VRAMSCOPE_FAKE_DIR", self.books())
             .arg("--");
         command
+    }
+
+    /// The rows of one table of the trace.
+    pub fn rows(&self, table: Table) -> Vec<RecordBatch> {
+        let folder = self.trace().join(table.name());
+        let files = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        files
+            .flat_map(|path| {
+                parquet_file::decode(table, std::fs::File::open(path).unwrap()).unwrap()
+            })
+            .collect()
     }
 
     /// The drivers' books, one a process.

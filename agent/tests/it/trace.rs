@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use arrow::array::AsArray;
+use arrow::datatypes::{Int32Type, Int64Type};
 use serde_json::Value;
 use vramscope_fakes::ledger::{Kind, ProcessLedger};
 
@@ -203,6 +205,57 @@ fn frees_that_fail_keep_their_blocks() {
         .sum();
     assert!(by_driver > 0);
     assert_eq!(failed, by_driver);
+}
+
+/// Card 0 is on node 0 and card 1 on node 1, as the PCI devices say. All memory of this host is
+/// on one node, so what is pinned for the other card is misplaced to the last byte.
+#[test]
+fn pinned_buffers_are_placed_against_their_cards() {
+    if !can_probe() {
+        return;
+    }
+    if std::path::Path::new("/sys/devices/system/node/node1").exists() {
+        eprintln!("SKIPPED: this host has several NUMA nodes, the expectation is for one");
+        return;
+    }
+    let bench = Bench::new();
+    let sysfs = tempfile::tempdir().unwrap();
+    for (bus, node) in [("01", "0"), ("02", "1")] {
+        let device = sysfs
+            .path()
+            .join(format!("bus/pci/devices/0000:{bus}:00.0"));
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("numa_node"), node).unwrap();
+    }
+    let options = ["--sysfs", sysfs.path().to_str().unwrap()];
+    let mut tracer = bench.tracer(&options);
+    let output = tracer
+        .arg(Bench::workload())
+        .args(["demo", "--requests", "3"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", message(&output));
+    // Device, node of its card, bytes, misplaced bytes: 16 MiB pinned for each card, and on card
+    // 0 one more of 2 MiB and a registered range of 4 MiB.
+    let mut placed = Vec::new();
+    for batch in bench.rows(vramscope_wire::Table::HostBuffers) {
+        let column = |name: &str| batch.column_by_name(name).unwrap();
+        let ints = |name: &str| column(name).as_primitive::<Int32Type>();
+        let longs = |name: &str| column(name).as_primitive::<Int64Type>();
+        for row in 0..batch.num_rows() {
+            placed.push((
+                ints("device").value(row),
+                ints("gpu_node").value(row),
+                longs("bytes").value(row) >> 20,
+                longs("misplaced_bytes").value(row) >> 20,
+            ));
+        }
+    }
+    placed.sort_unstable();
+    assert_eq!(
+        placed,
+        [(0, 0, 2, 0), (0, 0, 4, 0), (0, 0, 16, 0), (1, 1, 16, 16)]
+    );
 }
 
 /// A package upgrade replaces the library while a program uses the old one.

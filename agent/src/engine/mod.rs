@@ -3,6 +3,8 @@
 //! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
 //! sending) runs on threads of its own.
 
+mod window;
+
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
@@ -21,10 +23,10 @@ use crate::probes::bpf::Channel;
 use crate::probes::hooks::MemoryKind;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::{Event, TracedCall, record};
-use crate::spool::rows::{
-    AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, StackRow, WindowRow,
-};
+use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, StackRow};
 use crate::stacks::Stacks;
+use window::Window;
+pub use window::{Counts, Losses};
 
 /// Records taken from the ring before the rest of the loop has its turn.
 const RECORDS_PER_TURN: usize = 16_384;
@@ -68,35 +70,11 @@ pub struct Engine {
     reported_coverage: HashMap<u32, usize>,
     window: Window,
     totals: Totals,
-    lost_reported: [u64; Loss::COUNT as usize],
+    lost_reported: Losses,
     undecodable: u64,
     last_flush: Instant,
     last_sweep: Instant,
     flush_failed: bool,
-}
-
-struct Window {
-    start: Instant,
-    start_ns: i64,
-    cpu_ns: u64,
-    uprobe_events: i64,
-    agent_events: i64,
-    lost: [u64; Loss::COUNT as usize],
-    undecodable: u64,
-}
-
-impl Window {
-    fn begin() -> Self {
-        Self {
-            start: Instant::now(),
-            start_ns: clock::realtime_ns() as i64,
-            cpu_ns: clock::cpu_ns(),
-            uprobe_events: 0,
-            agent_events: 0,
-            lost: [0; Loss::COUNT as usize],
-            undecodable: 0,
-        }
-    }
 }
 
 /// What an earlier run left.
@@ -106,6 +84,7 @@ pub struct Resumed {
     pub stacks: Vec<i64>,
     pub waiting: Waiting,
     pub lost_reported: Vec<u64>,
+    pub window: Option<Counts>,
     /// Where to go on reading, if the ring is the same one.
     pub ring_position: Option<u64>,
 }
@@ -165,7 +144,7 @@ impl Engine {
             cards: Vec::new(),
             rows: Rows::default(),
             reported_coverage: HashMap::new(),
-            window: Window::begin(),
+            window: Window::open(resumed.window),
             totals: Totals::default(),
             lost_reported,
             undecodable: 0,
@@ -199,7 +178,7 @@ impl Engine {
             self.last_sweep = Instant::now();
             self.sweep();
         }
-        if self.window.start.elapsed() >= self.config.window.0 {
+        if self.window.is_over(self.config.window.0) {
             self.end_window();
         }
         if self.last_flush.elapsed() >= self.config.flush_interval.0
@@ -283,6 +262,8 @@ impl Engine {
                 self.stacks.forget(tgid);
                 let rows = self.ledger.replaced(tgid, seq, at_ns, &self.clock);
                 self.push_alloc_rows(rows, true);
+                // Another program under the same process.
+                self.report_process(tgid, None);
             }
             Event::Exit { tgid, seq, at_ns } => {
                 self.ledger.exiting(tgid, seq, at_ns);
@@ -301,7 +282,7 @@ impl Engine {
         {
             return;
         }
-        self.window.uprobe_events += 1;
+        self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
         if self.ledger.get(call.tgid).is_none() {
             let seen = self.discovery.known().seen(call.tgid).cloned();
@@ -376,7 +357,7 @@ impl Engine {
 
     fn push_alloc_rows(&mut self, rows: Vec<AllocRow>, implicit: bool) {
         if implicit {
-            self.window.agent_events += rows.len() as i64;
+            self.window.counts.agent_events += rows.len() as u64;
         }
         if let Some(observer) = &mut self.observer {
             rows.iter().for_each(|row| observer.row(row));
@@ -489,25 +470,8 @@ impl Engine {
     /// Closes the window, whatever its age.
     fn end_window(&mut self) {
         self.take_losses();
-        let window = std::mem::replace(&mut self.window, Window::begin());
-        let mut lost_by_cause: Vec<(&'static str, i64)> = Loss::ALL
-            .iter()
-            .zip(window.lost)
-            .map(|(cause, count)| (cause.name(), count as i64))
-            .collect();
-        lost_by_cause.push(("undecodable", window.undecodable as i64));
-        lost_by_cause.retain(|(_, count)| *count > 0);
-        self.rows.agent_windows.push(WindowRow {
-            start_ns: window.start_ns,
-            end_ns: clock::realtime_ns() as i64,
-            events_by_source: vec![
-                ("uprobe", window.uprobe_events),
-                ("agent", window.agent_events),
-            ],
-            lost_by_cause,
-            cpu_ns: Some(clock::cpu_ns().saturating_sub(window.cpu_ns) as i64),
-            rss_bytes: rss_bytes(),
-        });
+        let row = self.window.close();
+        self.rows.agent_windows.push(row);
     }
 
     fn take_losses(&mut self) {
@@ -516,7 +480,7 @@ impl Engine {
                 for (index, cause) in Loss::ALL.iter().enumerate() {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
-                        self.window.lost[index] += new;
+                        self.window.counts.lost[index] += new;
                         *self.totals.lost.entry(cause.name()).or_default() += new;
                     }
                 }
@@ -525,7 +489,7 @@ impl Engine {
             Err(error) => error!("failed to read the loss counters: {error:#}"),
         }
         if self.undecodable > 0 {
-            self.window.undecodable += self.undecodable;
+            self.window.counts.undecodable += self.undecodable;
             *self.totals.lost.entry("undecodable").or_default() += self.undecodable;
             self.undecodable = 0;
         }
@@ -542,18 +506,29 @@ impl Engine {
         // `status` follows the kernel's counters at every flush, not only at a window's end.
         self.take_losses();
         let position = self.channel.ring.position();
+        let waiting = self.orderer.waiting();
+        // Other processes of the host start and end all the time: their records take space in
+        // the ring and are worth no write.
+        let idle = self.rows.is_empty() && waiting.is_empty() && !self.ledger.has_changes();
         let checkpoint = Checkpoint {
             generation: self.channel.generation,
             ring_position: position,
-            waiting: self.orderer.waiting(),
+            waiting,
             lost_reported: &self.lost_reported,
+            window: &self.window.counts,
             ledger: &mut self.ledger,
             stacks: &self.stacks,
             totals: &self.totals,
             ring_fill: self.channel.ring.fill(),
             discovery: &self.discovery,
         };
-        match self.output.commit(&self.rows, checkpoint) {
+        let result = if idle {
+            self.output.idle(&checkpoint);
+            Ok(())
+        } else {
+            self.output.commit(&self.rows, checkpoint)
+        };
+        match result {
             Ok(()) => {
                 self.channel.ring.release(position);
                 self.rows = Rows::default();
@@ -572,11 +547,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn rss_bytes() -> Option<i64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: i64 = statm.split(' ').nth(1)?.parse().ok()?;
-    // SAFETY: a query without side effects.
-    Some(pages * unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
 }
