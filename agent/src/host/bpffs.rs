@@ -42,7 +42,7 @@ fn is_bpffs(path: &Path) -> bool {
         return false;
     }
     // SAFETY: the call succeeded and filled the buffer.
-    unsafe { info.assume_init() }.f_type as i64 == BPF_FS_MAGIC
+    unsafe { info.assume_init() }.f_type == BPF_FS_MAGIC
 }
 
 fn mount(target: &Path) -> anyhow::Result<()> {

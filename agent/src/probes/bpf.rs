@@ -72,7 +72,12 @@ pub struct Channel {
 
 enum Programs {
     Loaded(Box<Ebpf>),
-    Pinned { enter: UProbe, leave: UProbe },
+    Pinned(Box<Pinned>),
+}
+
+struct Pinned {
+    enter: UProbe,
+    leave: UProbe,
 }
 
 impl Programs {
@@ -84,7 +89,11 @@ impl Programs {
                     .with_context(|| format!("no BPF program {name:?} in the object"))?;
                 Ok(program.try_into()?)
             }
-            Programs::Pinned { enter, leave } => Ok(if name == "enter" { enter } else { leave }),
+            Programs::Pinned(pinned) => Ok(if name == "enter" {
+                &mut pinned.enter
+            } else {
+                &mut pinned.leave
+            }),
         }
     }
 }
@@ -147,10 +156,10 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
     };
     let mut channel = Channel::open(open, None)?;
     channel.fresh = fresh;
-    let programs = Programs::Pinned {
+    let programs = Programs::Pinned(Box::new(Pinned {
         enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
         leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
-    };
+    }));
     Ok((
         Probes {
             programs,
