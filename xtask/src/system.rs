@@ -5,9 +5,13 @@
 //! - everything lies under one folder, listens on loopback only, and is stopped when the value
 //!   is dropped: workloads by their own handles, then the agent, its probes in the kernel, the
 //!   collector;
-//! - a restart keeps folder, port and probes, as a restart on a host would.
+//! - a restart keeps folder, port and probes, as a restart on a host would;
+//! - a folder belongs to one running system; probes that an earlier one in it left behind (only
+//!   SIGKILL leaves any) are taken out before the next begins.
 
 use std::collections::BTreeSet;
+use std::fs::{File, TryLockError};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,6 +84,8 @@ pub struct System {
     folder: PathBuf,
     driver: Driver,
     port: u16,
+    /// Held while the system exists: the folder is ours.
+    _lock: File,
     // Dropped in this order: the agent sends what it has while the collector still takes it.
     agent: Option<Child>,
     collector: Option<Child>,
@@ -88,6 +94,7 @@ pub struct System {
 impl System {
     /// Prepares a fresh folder; starts nothing. What was there is removed.
     pub fn new(project: &Project, folder: &Path, driver: Driver) -> Result<Self> {
+        let lock = lock_folder(folder)?;
         if folder.exists() {
             std::fs::remove_dir_all(folder)
                 .with_context(|| format!("failed to empty {}", folder.display()))?;
@@ -108,12 +115,14 @@ impl System {
             folder: folder.to_path_buf(),
             driver,
             port,
+            _lock: lock,
             agent: None,
             collector: None,
         };
         let config = system.agent_config();
         std::fs::write(&config, system.agent_toml())
             .with_context(|| format!("failed to write {}", config.display()))?;
+        system.detach();
         Ok(system)
     }
 
@@ -168,9 +177,12 @@ impl System {
         lines.join("\n") + "\n"
     }
 
-    /// Where this system's probes are pinned: its own, so that several systems do not meet.
+    /// Where this system's probes are pinned: its own, so that several systems do not meet, and
+    /// the same for the same folder, so that leftovers are found.
     fn pin_path(&self) -> PathBuf {
-        PathBuf::from(format!("/sys/fs/bpf/vramscope-{}", self.port))
+        let mut hasher = DefaultHasher::new();
+        self.folder.hash(&mut hasher);
+        PathBuf::from(format!("/sys/fs/bpf/vramscope-{:016x}", hasher.finish()))
     }
 
     /// Starts the collector, or starts it again on the same folder and port.
@@ -356,10 +368,12 @@ impl System {
             .arg("detach")
             .arg("--config")
             .arg(self.agent_config());
+        // Not by `children::output`, which gives up at once after a Ctrl-C: this is the clean-up.
         if !command.output().is_ok_and(|output| output.status.success()) {
             // The pins are what keeps the probes: without them the kernel drops both.
             let _ = std::fs::remove_dir_all(self.pin_path());
         }
+        let _ = std::fs::remove_dir(self.pin_path());
     }
 }
 
@@ -368,6 +382,26 @@ impl Drop for System {
         drop(self.agent.take());
         self.detach();
         drop(self.collector.take());
+    }
+}
+
+/// Takes a folder for this process; another system in it would be emptied under its feet.
+fn lock_folder(folder: &Path) -> Result<File> {
+    let path = folder.with_extension("lock");
+    let parent = folder.parent().context("the folder has no parent")?;
+    std::fs::create_dir_all(parent)
+        .with_context(|| format!("failed to create {}", parent.display()))?;
+    let lock =
+        File::create(&path).with_context(|| format!("failed to create {}", path.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => bail!(
+            "{} is in use: wait until the other run has ended",
+            folder.display()
+        ),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("failed to lock {}", path.display()))
+        }
     }
 }
 
@@ -392,6 +426,18 @@ fn toml_string(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two systems cannot share a folder; a folder is free again once its system is gone.
+    #[test]
+    fn a_folder_belongs_to_one_system() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("system");
+        let first = lock_folder(&folder).unwrap();
+        let error = lock_folder(&folder).unwrap_err().to_string();
+        assert!(error.contains("in use"), "{error}");
+        drop(first);
+        lock_folder(&folder).unwrap();
+    }
 
     #[test]
     fn both_spellings_of_rows_are_read() {

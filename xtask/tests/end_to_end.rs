@@ -144,7 +144,7 @@ fn refused_frees_equal_the_ledger() {
     let mut workload = bench
         .system
         .start_workload_with(
-            &["demo", "--requests", "30"],
+            &["threads", "--threads", "4", "--iterations", "300"],
             &[("VRAMSCOPE_FAKE_FAIL_FREE", "7")],
         )
         .unwrap();

@@ -28,6 +28,9 @@ const WORKLOAD: Duration = Duration::from_secs(120);
 /// Requests that the workload serves; it leaks 1 MiB in each.
 const REQUESTS: &str = "200";
 
+/// How long the second process holds its memory.
+const HOLD_SECONDS: &str = "3";
+
 /// Sets up, builds, traces a workload and prints where its memory went.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -139,10 +142,10 @@ pub fn run(project: &Project, options: &Demo) -> Result<()> {
         }
     }
     let mut system = System::new(project, &folder, driver)?;
-    let pid = trace_workload(&mut system, real_gpu)?;
+    let pids = trace_workload(&mut system, real_gpu)?;
 
     let step = Step::start("waiting until the collector has committed every event");
-    system.wait_until_ended(&[pid], SETTLE)?;
+    system.wait_until_ended(&pids, SETTLE)?;
     let differences = if real_gpu {
         None
     } else {
@@ -182,8 +185,8 @@ pub fn run(project: &Project, options: &Demo) -> Result<()> {
     Ok(())
 }
 
-/// Starts collector and agent, runs the workload to its end; gives its pid.
-fn trace_workload(system: &mut System, real_gpu: bool) -> Result<u32> {
+/// Starts collector and agent, runs the workload to its end; gives its processes.
+fn trace_workload(system: &mut System, real_gpu: bool) -> Result<Vec<u32>> {
     let step = Step::start("starting the collector");
     system.start_collector()?;
     step.done(&system.url());
@@ -192,8 +195,11 @@ fn trace_workload(system: &mut System, real_gpu: bool) -> Result<u32> {
     step.done("probes attached");
 
     let step = Step::start("running the workload");
-    let mut workload = system.start_workload(&["demo", "--requests", REQUESTS])?;
-    let status = workload.wait(WORKLOAD)?;
+    // A process that holds memory for some seconds: placement of pinned pages and NVML's view are
+    // measured while a process lives, and the serving workload is over in a blink.
+    let mut holder = system.start_workload(&["sleep", HOLD_SECONDS])?;
+    let mut server = system.start_workload(&["demo", "--requests", REQUESTS])?;
+    let status = server.wait(WORKLOAD)?;
     // Many machines have the driver and no runtime library: the workload says so with 3.
     let runtime_is_missing = real_gpu && status.code() == Some(3);
     if runtime_is_missing {
@@ -202,11 +208,14 @@ fn trace_workload(system: &mut System, real_gpu: bool) -> Result<u32> {
         let mut workload = system.start_workload(&["driver"])?;
         workload.wait_success(WORKLOAD)?;
         step.done("");
-        return Ok(workload.id());
+        return Ok(vec![workload.id()]);
     }
-    workload.wait_success(WORKLOAD)?;
-    step.done(&format!("{REQUESTS} requests served"));
-    Ok(workload.id())
+    server.wait_success(WORKLOAD)?;
+    holder.wait_success(WORKLOAD)?;
+    step.done(&format!(
+        "{REQUESTS} requests served; a second process held memory for {HOLD_SECONDS} s"
+    ));
+    Ok(vec![server.id(), holder.id()])
 }
 
 fn require_root() -> Result<()> {

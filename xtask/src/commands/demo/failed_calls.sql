@@ -2,7 +2,7 @@
 SELECT
     c.api, c.result, c.requested_bytes, c.device,
     -- The Rust runtime's frames below main say nothing about the call.
-    regexp_replace(s.folded, '^.*FnOnce::call_once;', '…;') AS stack
+    replace(regexp_replace(s.folded, '^.*FnOnce::call_once;', '…;'), 'vramscope_workload::', '') AS stack
 FROM call_chains AS c
 LEFT JOIN (SELECT stack_id, min(folded) AS folded FROM stacks GROUP BY stack_id) AS s
   ON s.stack_id = c.stack_id

@@ -6,7 +6,7 @@ SELECT
     allocations AS of_allocations,
     memory_kind,
     -- The Rust runtime's frames below main say nothing about the leak.
-    regexp_replace(folded, '^.*FnOnce::call_once;', '…;') AS stack
+    replace(regexp_replace(folded, '^.*FnOnce::call_once;', '…;'), 'vramscope_workload::', '') AS stack
 FROM top_stacks
 WHERE exit_count > 0
 ORDER BY exit_count DESC, exit_bytes DESC
