@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -21,9 +21,11 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProbeKind, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader};
+use tracing::{info, warn};
 use vramscope_ebpf_abi::{Loss, RING_BYTES};
 
 use super::hooks::{HOOKS, Layer};
+use super::multi::{self, Site};
 use super::ring::Ring;
 use crate::host::bpffs;
 use crate::host::library::{FileId, Library};
@@ -58,6 +60,15 @@ pub struct Probes {
     /// Folder of the pins, `None` in the unpinned form.
     pins: Option<PathBuf>,
     attached: HashMap<FileId, Vec<Attachment>>,
+    /// Programs for links that hook a whole library, where the kernel has them.
+    multi: Option<Multi>,
+    /// Such links of the unpinned form.
+    links: Vec<OwnedFd>,
+}
+
+struct Multi {
+    enter: OwnedFd,
+    leave: OwnedFd,
 }
 
 /// What the draining side needs of the kernel side.
@@ -102,6 +113,7 @@ impl Programs {
 /// at 1.
 pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
     let mut ebpf = load_object()?;
+    let multi = or_perf_events(load_multi(&ebpf));
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
     attach_tracepoints(&mut ebpf, None)?;
@@ -109,6 +121,8 @@ pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
         programs: Programs::Loaded(Box::new(ebpf)),
         pins: None,
         attached: HashMap::new(),
+        multi,
+        links: Vec::new(),
     };
     Ok((probes, channel))
 }
@@ -143,6 +157,12 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
                 .pin(pins.join(name))
                 .with_context(|| format!("failed to pin program {name}"))?;
         }
+        if let Some(multi) = or_perf_events(load_multi(&ebpf)) {
+            for (name, program) in [("enter-multi", &multi.enter), ("leave-multi", &multi.leave)] {
+                multi::pin(program, &pins.join(name))
+                    .with_context(|| format!("failed to pin program {name}"))?;
+            }
+        }
         // Before anything is attached: numbers must not start over.
         set_start(&pins, next_seq)?;
         attach_tracepoints(&mut ebpf, Some(&links))?;
@@ -156,6 +176,10 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
     };
     let mut channel = Channel::open(open, None)?;
     channel.fresh = fresh;
+    let open = |name: &str| multi::open_pin(&pins.join(name)).ok();
+    let multi = open("enter-multi")
+        .zip(open("leave-multi"))
+        .map(|(enter, leave)| Multi { enter, leave });
     let programs = Programs::Pinned(Box::new(Pinned {
         enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
         leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
@@ -165,6 +189,8 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
             programs,
             pins: Some(pins),
             attached: HashMap::new(),
+            multi,
+            links: Vec::new(),
         },
         channel,
     ))
@@ -232,6 +258,34 @@ fn load_object() -> anyhow::Result<Ebpf> {
             .with_context(|| format!("the kernel refused BPF program {name}"))?;
     }
     Ok(ebpf)
+}
+
+fn load_multi(ebpf: &Ebpf) -> anyhow::Result<Multi> {
+    let maps: Vec<(String, RawFd)> = ebpf
+        .maps()
+        .filter_map(|(name, map)| {
+            let (Map::Array(data)
+            | Map::RingBuf(data)
+            | Map::PerCpuArray(data)
+            | Map::HashMap(data)) = map
+            else {
+                return None;
+            };
+            Some((name.to_string(), data.fd().as_fd().as_raw_fd()))
+        })
+        .collect();
+    let load = |name| multi::load(OBJECT, &maps, name);
+    Ok(Multi {
+        enter: load("enter")?,
+        leave: load("leave")?,
+    })
+}
+
+/// Kernels before 6.6 know no uprobe-multi links; perf events do the same, slower to take away.
+fn or_perf_events(multi: anyhow::Result<Multi>) -> Option<Multi> {
+    multi
+        .inspect_err(|error| info!("hooking by perf events: {error:#}"))
+        .ok()
 }
 
 /// An error with its causes in one line.
@@ -342,12 +396,30 @@ impl Probes {
                     .collect();
             }
         };
+        let sites: Vec<(&str, Site)> = hooks_of(library.layer)
+            .filter_map(|(index, hook)| {
+                let offset = *symbols.get(hook.symbol)?;
+                let cookie = hook.cookie(index);
+                Some((hook.symbol, Site { offset, cookie }))
+            })
+            .collect();
+        let at_once = self
+            .attach_at_once(library, &sites)
+            .unwrap_or_else(|error| {
+                warn!(
+                    library = library.path,
+                    "one link for all functions failed, hooking one by one: {error:#}"
+                );
+                false
+            });
         hooks_of(library.layer)
-            .map(|(index, hook)| {
-                let refused = match symbols.get(hook.symbol) {
+            .map(|(_, hook)| {
+                let site = sites.iter().find(|(symbol, _)| *symbol == hook.symbol);
+                let refused = match site {
                     None => Some("not exported by this library".to_string()),
-                    Some(offset) => self
-                        .attach_one(library, hook.symbol, *offset, hook.cookie(index))
+                    Some(_) if at_once => None,
+                    Some((symbol, site)) => self
+                        .attach_one(library, symbol, *site)
                         .err()
                         .map(|error| format!("{error:#}")),
                 };
@@ -359,13 +431,50 @@ impl Probes {
             .collect()
     }
 
-    fn attach_one(
+    /// Hooks all functions of a library by one link for the returns and one for the entries.
+    /// False where that cannot be done.
+    fn attach_at_once(
         &mut self,
         library: &Library,
-        symbol: &str,
-        offset: u64,
-        cookie: u64,
-    ) -> anyhow::Result<()> {
+        sites: &[(&str, Site)],
+    ) -> anyhow::Result<bool> {
+        let Some(multi) = self.multi.as_ref().filter(|_| !sites.is_empty()) else {
+            return Ok(false);
+        };
+        let pin = |what: &str, program: &str| {
+            let pins = self.pins.as_ref()?;
+            Some(
+                pins.join("links")
+                    .join(link_name(library.id, what, program)),
+            )
+        };
+        // Hooked one by one by an agent before: doing it again would count everything twice.
+        let one_by_one = sites
+            .iter()
+            .any(|(symbol, _)| pin(symbol, "leave").is_some_and(|pin| pin.exists()));
+        if one_by_one {
+            return Ok(false);
+        }
+        let sites: Vec<Site> = sites.iter().map(|(_, site)| *site).collect();
+        let mut links = Vec::new();
+        // The returns first, as in `attach_one`.
+        for (name, program) in [("leave", &multi.leave), ("enter", &multi.enter)] {
+            let pin = pin("all", name);
+            if pin.as_ref().is_some_and(|pin| pin.exists()) {
+                continue;
+            }
+            let link = multi::link(program, &library.open_path, &sites, name == "leave")?;
+            match pin {
+                Some(pin) => multi::pin(&link, &pin)
+                    .with_context(|| format!("failed to pin {}", pin.display()))?,
+                None => links.push(link),
+            }
+        }
+        self.links.extend(links);
+        Ok(true)
+    }
+
+    fn attach_one(&mut self, library: &Library, symbol: &str, site: Site) -> anyhow::Result<()> {
         // The return probe first: a call that is entered in between is then counted as missed,
         // where the other order would leave an entry without an end.
         for name in ["leave", "enter"] {
@@ -380,8 +489,8 @@ impl Probes {
             }
             let program = self.programs.get(name)?;
             let point = UProbeAttachPoint {
-                location: UProbeAttachLocation::AbsoluteOffset(offset),
-                cookie: Some(cookie),
+                location: UProbeAttachLocation::AbsoluteOffset(site.offset),
+                cookie: Some(site.cookie),
             };
             let id = program
                 .attach(point, &library.open_path, UProbeScope::AllProcesses)

@@ -3,6 +3,7 @@
 
 pub mod bpf;
 pub mod hooks;
+mod multi;
 pub mod order;
 pub mod record;
 pub mod ring;

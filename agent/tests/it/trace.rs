@@ -231,7 +231,8 @@ fn pinned_buffers_are_placed_against_their_cards() {
     let mut tracer = bench.tracer(&options);
     let output = tracer
         .arg(Bench::workload())
-        .args(["demo", "--requests", "3"])
+        // Enough requests for the process to live when its buffers are looked at.
+        .args(["demo", "--requests", "2000"])
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", message(&output));
@@ -251,11 +252,15 @@ fn pinned_buffers_are_placed_against_their_cards() {
             ));
         }
     }
-    placed.sort_unstable();
-    assert_eq!(
-        placed,
-        [(0, 0, 2, 0), (0, 0, 4, 0), (0, 0, 16, 0), (1, 1, 16, 16)]
+    let lasting = [(0, 0, 16, 0), (1, 1, 16, 16)];
+    // These two may be freed before anybody could look: then they have no row.
+    let passing = [(0, 0, 2, 0), (0, 0, 4, 0)];
+    assert!(
+        lasting.iter().all(|buffer| placed.contains(buffer)),
+        "{placed:?}"
     );
+    placed.retain(|buffer| !lasting.contains(buffer) && !passing.contains(buffer));
+    assert_eq!(placed, []);
 }
 
 /// A package upgrade replaces the library while a program uses the old one.
