@@ -157,6 +157,9 @@ configuration! {
     /// How long an event waits for an earlier one that is under way, such as a free that the
     /// driver takes long over.
     hold: Span = Span(Duration::from_millis(200)), "VRAMSCOPE_HOLD";
+    /// Hook a whole library by one link where the kernel can (6.6 on); false: one perf event for
+    /// each function, which every kernel can. Takes effect when the probes are made anew.
+    uprobe_multi: bool = true, "VRAMSCOPE_UPROBE_MULTI";
     /// Read debug information for files and lines; takes seconds for large libraries.
     debug_symbols: bool = false, "VRAMSCOPE_DEBUG_SYMBOLS";
     /// Folder to read PCI devices' NUMA nodes from.

@@ -50,7 +50,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .and_then(|frame| frame.state.waiting.next_seq)
         .unwrap_or(1);
 
-    let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq)?;
+    let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq, config.uprobe_multi)?;
     let resumed = resume(frames, &channel, &host);
     let next_batch_seq = resumed.next_batch_seq;
     let search = Search {

@@ -52,7 +52,7 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
     )?;
     // Before any thread starts: each would take signals for itself otherwise.
     let signals = Signals::take_over()?;
-    let (probes, channel) = bpf::load_unpinned()?;
+    let (probes, channel) = bpf::load_unpinned(config.uprobe_multi)?;
     let search = Search {
         files: config.libraries.clone(),
         folders: library_path(),

@@ -111,9 +111,9 @@ impl Programs {
 
 /// Loads the programs for one command; they go away with this process. Sequence numbers start
 /// at 1.
-pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
+pub fn load_unpinned(uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
     let mut ebpf = load_object()?;
-    let multi = or_perf_events(load_multi(&ebpf));
+    let multi = load_multi(&ebpf, uprobe_multi);
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
     attach_tracepoints(&mut ebpf, None)?;
@@ -129,7 +129,11 @@ pub fn load_unpinned() -> anyhow::Result<(Probes, Channel)> {
 
 /// Loads and pins the programs below `root`, or goes on with those an earlier agent left there.
 /// New maps start their sequence numbers at `next_seq`.
-pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channel)> {
+pub fn load_pinned(
+    root: &Path,
+    next_seq: u64,
+    uprobe_multi: bool,
+) -> anyhow::Result<(Probes, Channel)> {
     bpffs::ensure_mounted(root)?;
     let pins = root.join(format!("{:016x}", identity()));
     let links = pins.join("links");
@@ -157,7 +161,7 @@ pub fn load_pinned(root: &Path, next_seq: u64) -> anyhow::Result<(Probes, Channe
                 .pin(pins.join(name))
                 .with_context(|| format!("failed to pin program {name}"))?;
         }
-        if let Some(multi) = or_perf_events(load_multi(&ebpf)) {
+        if let Some(multi) = load_multi(&ebpf, uprobe_multi) {
             for (name, program) in [("enter-multi", &multi.enter), ("leave-multi", &multi.leave)] {
                 multi::pin(program, &pins.join(name))
                     .with_context(|| format!("failed to pin program {name}"))?;
@@ -260,7 +264,11 @@ fn load_object() -> anyhow::Result<Ebpf> {
     Ok(ebpf)
 }
 
-fn load_multi(ebpf: &Ebpf) -> anyhow::Result<Multi> {
+/// Kernels before 6.6 know no uprobe-multi links; perf events do the same, slower to take away.
+fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<Multi> {
+    if !wanted {
+        return None;
+    }
     let maps: Vec<(String, RawFd)> = ebpf
         .maps()
         .filter_map(|(name, map)| {
@@ -274,18 +282,15 @@ fn load_multi(ebpf: &Ebpf) -> anyhow::Result<Multi> {
             Some((name.to_string(), data.fd().as_fd().as_raw_fd()))
         })
         .collect();
-    let load = |name| multi::load(OBJECT, &maps, name);
-    Ok(Multi {
+    let load = |name| {
+        multi::load(OBJECT, &maps, name)
+            .inspect_err(|error| info!("hooking by perf events: {error:#}"))
+            .ok()
+    };
+    Some(Multi {
         enter: load("enter")?,
         leave: load("leave")?,
     })
-}
-
-/// Kernels before 6.6 know no uprobe-multi links; perf events do the same, slower to take away.
-fn or_perf_events(multi: anyhow::Result<Multi>) -> Option<Multi> {
-    multi
-        .inspect_err(|error| info!("hooking by perf events: {error:#}"))
-        .ok()
 }
 
 /// An error with its causes in one line.

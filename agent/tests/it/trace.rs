@@ -132,6 +132,22 @@ fn totals_equal_the_ledger_in_every_scenario() {
     }
 }
 
+/// Kernels before 6.6 have no links for a whole library.
+#[test]
+fn perf_events_see_the_same() {
+    if !can_probe() {
+        return;
+    }
+    let bench = Bench::new();
+    let output = bench
+        .tracer(&["--json", "--uprobe-multi", "false"])
+        .arg(Bench::workload())
+        .args(["demo", "--requests", "20"])
+        .output()
+        .unwrap();
+    assert_equal_to_ledgers(&bench, &output);
+}
+
 /// The comparison above can fail: the driver's books count one allocation too many.
 #[test]
 fn a_planted_miscount_is_noticed() {
