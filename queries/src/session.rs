@@ -200,7 +200,9 @@ fn leading_words(sql: &str) -> String {
     }
 }
 
-/// Answers one query within its limits.
+/// Answers one query within its limits. A query that computes for long without a pause notices
+/// its time limit only then, and keeps its thread: whoever must stay responsive runs queries on
+/// threads of their own, and keeps the limits on the other side with [`limited`].
 pub async fn query(
     session: &SessionContext,
     sql: &str,

@@ -20,13 +20,19 @@ use vramscope_queries::session::{self, Limits, Options};
 use vramscope_queries::{Error, quality};
 
 use crate::output::Sink;
+use crate::threads::QueryThreads;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Something that answers SQL.
 pub enum Door {
-    /// A folder, and the damaged files already named to the user.
-    Folder { folder: Box<Folder>, named: usize },
+    /// A folder.
+    Folder {
+        folder: Box<Folder>,
+        threads: QueryThreads,
+        /// Damaged files already named to the user.
+        named: usize,
+    },
     /// A collector.
     Collector {
         client: Box<FlightSqlServiceClient<Channel>>,
@@ -37,7 +43,15 @@ pub enum Door {
 impl Door {
     pub async fn folder(dir: &Path, options: Options) -> Result<Door, Error> {
         let folder = Box::new(Folder::open(dir, options).await?);
-        let mut door = Door::Folder { folder, named: 0 };
+        let threads = QueryThreads::start().map_err(|cause| Error::Io {
+            path: dir.to_path_buf(),
+            cause,
+        })?;
+        let mut door = Door::Folder {
+            folder,
+            threads,
+            named: 0,
+        };
         door.name_skipped_files().await;
         Ok(door)
     }
@@ -98,13 +112,23 @@ impl Door {
         limits: Limits,
     ) -> Result<SendableRecordBatchStream, Error> {
         match self {
-            Door::Folder { folder, .. } => {
+            Door::Folder {
+                folder, threads, ..
+            } => {
                 let session = folder.session().await?;
-                session::query(&session, sql, limits).await
+                let sql = sql.to_string();
+                // The limits are kept on this side, where a busy query cannot hold them up.
+                let none = Limits {
+                    time: None,
+                    rows: None,
+                };
+                let work = async move { session::query(&session, &sql, none).await };
+                let rows = session::within(limits.time, threads.stream(work)).await?;
+                Ok(session::limited(rows, limits))
             }
             Door::Collector { client, url } => {
-                let stream = session::within(limits.time, remote_stream(client, url, sql)).await?;
-                Ok(session::limited(stream, limits))
+                let rows = session::within(limits.time, remote_stream(client, url, sql)).await?;
+                Ok(session::limited(rows, limits))
             }
         }
     }
@@ -130,7 +154,7 @@ impl Door {
     }
 
     async fn name_skipped_files(&mut self) {
-        let Door::Folder { folder, named } = self else {
+        let Door::Folder { folder, named, .. } = self else {
             return;
         };
         let skipped = folder.skipped().await;

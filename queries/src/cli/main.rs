@@ -6,6 +6,7 @@
 mod door;
 mod output;
 mod prompt;
+mod threads;
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;

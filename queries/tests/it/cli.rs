@@ -234,6 +234,18 @@ fn exit_codes_tell_failure_from_wrong_usage() {
         (&["nonesuch"], 2, "nonesuch"),
         (&["views", "nonesuch"], 1, "nonesuch"),
     ];
+    // Stopped although it never pauses.
+    let endless = "SELECT count(*) FROM generate_series(1, 1000000) AS a, \
+                   generate_series(1, 1000000) AS b WHERE a.value % 7 = b.value % 11";
+    let started = Instant::now();
+    let stopped = vramscope(&["sql", "--data", &data, "-c", endless, "--timeout", "1"]);
+    assert_eq!(stopped.status.code(), Some(1));
+    assert!(
+        stderr(&stopped).contains("stopped after 1 s"),
+        "{}",
+        stderr(&stopped)
+    );
+    assert!(started.elapsed() < Duration::from_secs(30));
     for (arguments, code, text) in cases {
         let output = vramscope(arguments);
         let error = stderr(&output);
