@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use super::median;
+
 /// Size of the block; the stand-ins' cost does not depend on it.
 const BYTES: usize = 4096;
 
@@ -16,7 +18,8 @@ const WARM_UP: u64 = 200;
 type Malloc = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// Prints the nanoseconds of one pair, on average over `PAIRS`.
+/// Prints the nanoseconds of one pair: the median of `PAIRS`, since on a busy machine the mean is
+/// that of the interruptions.
 pub fn print(arguments: &[String]) -> Result<()> {
     let [library, pairs] = arguments else {
         bail!("expected a library and a count");
@@ -38,11 +41,13 @@ pub fn print(arguments: &[String]) -> Result<()> {
     for _ in 0..WARM_UP {
         pair(malloc, free)?;
     }
-    let started = Instant::now();
+    let mut times = Vec::new();
     for _ in 0..pairs {
+        let started = Instant::now();
         pair(malloc, free)?;
+        times.push(started.elapsed().as_nanos() as f64);
     }
-    println!("{}", started.elapsed().as_nanos() as f64 / pairs as f64);
+    println!("{}", median(&mut times));
     Ok(())
 }
 
