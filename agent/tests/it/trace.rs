@@ -9,7 +9,7 @@ use arrow::datatypes::{Int32Type, Int64Type};
 use serde_json::Value;
 use vramscope_fakes::ledger::{Kind, ProcessLedger};
 
-use crate::standins::{Bench, can_probe};
+use crate::standins::Bench;
 
 /// Process, device, kind.
 type Place = (u64, u64, String);
@@ -108,9 +108,6 @@ fn assert_equal_to_ledgers(bench: &Bench, output: &Output) -> Value {
 
 #[test]
 fn totals_equal_the_ledger_in_every_scenario() {
-    if !can_probe() {
-        return;
-    }
     let scenarios: [(&[&str], i32); 6] = [
         (&["demo", "--requests", "20"], 0),
         (&["threads", "--threads", "8", "--iterations", "200"], 0),
@@ -120,7 +117,7 @@ fn totals_equal_the_ledger_in_every_scenario() {
         (&["crash"], 128 + libc::SIGABRT),
     ];
     for (arguments, code) in scenarios {
-        let bench = Bench::new();
+        let Some(bench) = Bench::new() else { return };
         let output = traced(&bench, arguments);
         assert_eq!(
             output.status.code(),
@@ -135,10 +132,7 @@ fn totals_equal_the_ledger_in_every_scenario() {
 /// Kernels before 6.6 have no links for a whole library.
 #[test]
 fn perf_events_see_the_same() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let output = bench
         .tracer(&["--json", "--uprobe-multi", "false"])
         .arg(Bench::workload())
@@ -151,10 +145,7 @@ fn perf_events_see_the_same() {
 /// The comparison above can fail: the driver's books count one allocation too many.
 #[test]
 fn a_planted_miscount_is_noticed() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let mut tracer = bench.tracer(&["--json"]);
     let output = tracer
         .arg(Bench::workload())
@@ -171,10 +162,7 @@ fn a_planted_miscount_is_noticed() {
 /// The workload's functions are named for this; the runtime's call is the innermost frame.
 #[test]
 fn the_leaking_function_is_named() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let summary = assert_equal_to_ledgers(&bench, &traced(&bench, &["demo", "--requests", "20"]));
     let stacks = summary["top_stacks"].as_array().unwrap();
     let folded: Vec<&str> = stacks
@@ -192,10 +180,7 @@ fn the_leaking_function_is_named() {
 
 #[test]
 fn frees_that_fail_keep_their_blocks() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let mut tracer = bench.tracer(&["--json"]);
     let output = tracer
         .arg(Bench::workload())
@@ -227,14 +212,11 @@ fn frees_that_fail_keep_their_blocks() {
 /// on one node, so what is pinned for the other card is misplaced to the last byte.
 #[test]
 fn pinned_buffers_are_placed_against_their_cards() {
-    if !can_probe() {
-        return;
-    }
     if std::path::Path::new("/sys/devices/system/node/node1").exists() {
         eprintln!("SKIPPED: this host has several NUMA nodes, the expectation is for one");
         return;
     }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let sysfs = tempfile::tempdir().unwrap();
     for (bus, node) in [("01", "0"), ("02", "1")] {
         let device = sysfs
@@ -282,10 +264,7 @@ fn pinned_buffers_are_placed_against_their_cards() {
 /// A package upgrade replaces the library while a program uses the old one.
 #[test]
 fn a_library_replaced_while_in_use() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let workload = Bench::workload();
     let folder = bench.libraries();
     // Copies under new inodes take the place of the old files.
@@ -305,10 +284,7 @@ fn a_library_replaced_while_in_use() {
 
 #[test]
 fn signals_reach_the_command() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let mut tracer = bench
         .tracer(&["--json"])
         .arg(Bench::workload())
@@ -338,10 +314,7 @@ fn message(output: &Output) -> String {
 
 #[test]
 fn a_command_that_does_not_exist() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let output = bench
         .tracer(&[])
         .arg("/nonexistent/program")
@@ -358,10 +331,7 @@ fn a_command_that_does_not_exist() {
 
 #[test]
 fn a_command_without_cuda_says_so() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     let output = bench
         .tracer(&[])
         .arg("true")
@@ -378,10 +348,7 @@ fn a_command_without_cuda_says_so() {
 
 #[test]
 fn a_folder_with_something_in_it_is_refused() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     std::fs::create_dir(bench.trace()).unwrap();
     std::fs::write(bench.trace().join("thesis.txt"), "mine").unwrap();
     let output = bench.tracer(&[]).arg("true").output().unwrap();
@@ -395,10 +362,7 @@ fn a_folder_with_something_in_it_is_refused() {
 
 #[test]
 fn without_root_it_says_what_to_do() {
-    if !can_probe() {
-        return;
-    }
-    let bench = Bench::new();
+    let Some(bench) = Bench::new() else { return };
     // The program has to be readable for nobody, wherever the checkout lies.
     let copy = tempfile::Builder::new()
         .prefix("agent")
