@@ -123,7 +123,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     info!(
         "stopping: writing what is there; the probes stay (vramscope-agent detach takes them out)"
     );
-    let written = engine.finish();
+    let written = engine.pause();
     // Closes the channel to the sender, which then sends what is left.
     drop(engine);
     if let Some(sender) = sender {

@@ -34,6 +34,8 @@ const RECORDS_PER_TURN: usize = 16_384;
 const ROWS_PER_FLUSH: usize = 50_000;
 /// How often processes are checked for having ended.
 const SWEEP: Duration = Duration::from_millis(50);
+/// How often processes are looked up that map hooked libraries.
+const REPORT: Duration = Duration::from_millis(500);
 /// How long the loop waits when the ring is empty.
 const IDLE: Duration = Duration::from_millis(10);
 
@@ -74,6 +76,7 @@ pub struct Engine {
     undecodable: u64,
     last_flush: Instant,
     last_sweep: Instant,
+    last_report: Instant,
     flush_failed: bool,
 }
 
@@ -150,6 +153,7 @@ impl Engine {
             undecodable: 0,
             last_flush: Instant::now(),
             last_sweep: Instant::now(),
+            last_report: Instant::now(),
             flush_failed: false,
             host,
             config,
@@ -178,6 +182,10 @@ impl Engine {
             self.last_sweep = Instant::now();
             self.sweep();
         }
+        if self.last_report.elapsed() >= REPORT {
+            self.last_report = Instant::now();
+            self.report_mapped();
+        }
         if self.window.is_over(self.config.window.0) {
             self.end_window();
         }
@@ -191,17 +199,24 @@ impl Engine {
         }
     }
 
-    /// Takes all that is there, closes the window and writes everything. True if it was written.
-    pub fn finish(&mut self) -> bool {
+    /// Takes all that is there and writes it; what waits for its turn goes into the journal, for
+    /// the next run. True if it was written.
+    pub fn pause(&mut self) -> bool {
         while self.drain() > 0 {}
-        // Events whose predecessors will not come any more.
-        let mut ready = Vec::new();
-        self.orderer.drain(|ordered| ready.push(ordered));
-        ready.into_iter().for_each(|ordered| self.handle(ordered));
         self.sweep();
+        self.report_mapped();
         self.end_window();
         self.flush();
         !self.flush_failed
+    }
+
+    /// As [`Self::pause`], for a run that none follows: what waits is taken as it is.
+    pub fn finish(&mut self) -> bool {
+        while self.drain() > 0 {}
+        let mut ready = Vec::new();
+        self.orderer.drain(|ordered| ready.push(ordered));
+        ready.into_iter().for_each(|ordered| self.handle(ordered));
+        self.pause()
     }
 
     pub fn totals(&self) -> &Totals {
@@ -390,7 +405,7 @@ impl Engine {
         }
     }
 
-    /// Ends processes that are gone, and tells of processes and hooks that are new.
+    /// Ends processes that are gone.
     fn sweep(&mut self) {
         let gone: Vec<u32> = self
             .ledger
@@ -398,36 +413,45 @@ impl Engine {
             .filter(|process| process.is_gone())
             .map(|process| process.pid)
             .collect();
-        if !gone.is_empty() {
-            // What they did before they went is in the ring by now.
-            while self.drain() > 0 {}
-            let mut ready = Vec::new();
-            let now_ns = clock::monotonic_ns();
-            self.orderer.pop(
-                now_ns.saturating_add(self.config.hold.0.as_nanos() as u64),
-                |ordered| ready.push(ordered),
-            );
-            ready.into_iter().for_each(|ordered| self.handle(ordered));
+        if gone.is_empty() {
+            return;
         }
+        // What they did before they went is in the ring by now.
+        while self.drain() > 0 {}
         for pid in gone {
-            self.end_process(pid);
+            // Its last events may wait behind another process's call that is under way.
+            if !self.orderer.concerns(pid) {
+                self.end_process(pid);
+            }
         }
+    }
+
+    /// Tells of processes that map hooked libraries, and of hooks that are new.
+    fn report_mapped(&mut self) {
         let mapped = self.discovery.known().pids();
         for pid in mapped {
-            if self.ledger.get(pid).is_none() {
-                let wanted = self.filter.as_mut().is_none_or(|filter| filter.wants(pid));
-                // Between the search and now it may have gone.
-                if !wanted || procfs::stat(pid).is_none() {
+            let is_known = self.ledger.get(pid).is_some();
+            let hooks = self.discovery.known().coverage(pid).len();
+            let is_reported = self.reported_coverage.get(&pid) == Some(&hooks);
+            if is_known && is_reported {
+                continue;
+            }
+            if !is_known {
+                if procfs::stat(pid).is_none() {
+                    // Over before it allocated anything, unless its events are still to come.
+                    self.discovery.gone_if_old(pid);
+                    continue;
+                }
+                if self
+                    .filter
+                    .as_mut()
+                    .is_some_and(|filter| !filter.wants(pid))
+                {
                     continue;
                 }
                 self.ledger.meet(pid, clock::monotonic_ns(), None);
-                self.report_process(pid, None);
-            } else {
-                let hooks = self.discovery.known().coverage(pid).len();
-                if self.reported_coverage.get(&pid) != Some(&hooks) {
-                    self.report_process(pid, None);
-                }
             }
+            self.report_process(pid, None);
         }
     }
 

@@ -28,6 +28,9 @@ const LOOKS: [Duration; 5] = [
     Duration::from_millis(500),
 ];
 
+/// How long a process that is gone is remembered for its events' sake.
+const KEEP: Duration = Duration::from_secs(10);
+
 /// What is known of hooks, shared with the draining side.
 #[derive(Default)]
 pub struct Known {
@@ -40,6 +43,7 @@ pub struct Known {
 #[derive(Debug, Clone)]
 pub struct Seen {
     libraries: Vec<FileId>,
+    at: Instant,
     pub start: StartTime,
     pub program: Program,
     pub mappings: Vec<Mapping>,
@@ -190,6 +194,17 @@ impl Discovery {
         let _ = self.requests.send(Request::Look(pid));
     }
 
+    /// A process is gone and nothing is known of it; its events may still be on their way.
+    pub fn gone_if_old(&self, pid: u32) {
+        let is_old = self
+            .known()
+            .seen(pid)
+            .is_some_and(|seen| seen.at.elapsed() > KEEP);
+        if is_old {
+            self.gone(pid);
+        }
+    }
+
     /// A process is gone.
     pub fn gone(&self, pid: u32) {
         let _ = self.requests.send(Request::Gone(pid));
@@ -301,6 +316,7 @@ fn look_at(probes: &mut Probes, known: &Mutex<Known>, pid: u32) {
     if let Some(start) = StartTime::of(pid) {
         let seen = Seen {
             libraries: ids,
+            at: Instant::now(),
             start,
             program: Program::of(pid),
             mappings,

@@ -100,6 +100,20 @@ impl Orderer {
         }
     }
 
+    /// Whether an event of that process waits.
+    pub fn concerns(&self, pid: u32) -> bool {
+        let nested = self
+            .nested
+            .values()
+            .flatten()
+            .any(|(_, call)| call.tgid == pid);
+        nested
+            || self
+                .turns
+                .values()
+                .any(|(_, ordered)| ordered.event.tgid() == pid)
+    }
+
     /// Takes an event that arrived at `now_ns`.
     pub fn push(&mut self, event: Event, now_ns: u64) {
         let call = match event {
@@ -295,6 +309,17 @@ mod tests {
             0,
         );
         assert_eq!(seqs(&mut orderer, 0), [1]);
+    }
+
+    #[test]
+    fn waiting_events_are_known_by_process() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 2, 20, None)), 0);
+        assert!(orderer.concerns(1) && !orderer.concerns(2));
+        assert_eq!(seqs(&mut orderer, 10_000), [2]);
+        assert!(!orderer.concerns(1));
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 31, Some(30))), 0);
+        assert!(orderer.concerns(1));
     }
 
     #[test]

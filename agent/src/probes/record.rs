@@ -65,6 +65,13 @@ impl Event {
             Event::Exec { seq, .. } | Event::Exit { seq, .. } => *seq,
         }
     }
+
+    pub fn tgid(&self) -> u32 {
+        match self {
+            Event::Call(call) => call.tgid,
+            Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => *tgid,
+        }
+    }
 }
 
 /// A record that no version of this agent can have written.

@@ -22,7 +22,8 @@ use modules::{ModuleId, Modules};
 const MASK_63: u64 = (1 << 63) - 1;
 
 /// Stacks of one process that were resolved before, by return addresses.
-const CACHE_PER_PROCESS: usize = 65_536;
+/// At some 600 bytes each they take 2.5 MiB at most.
+const CACHE_PER_PROCESS: usize = 4096;
 
 /// Where one return address lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
