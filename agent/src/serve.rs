@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use tracing::{info, warn};
 
 use crate::config::Config;
-use crate::engine::{Engine, Parts, Resumed};
+use crate::engine::{Counts, Engine, Parts, Resumed};
 use crate::host::discovery::{Discovery, Everyone, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
@@ -183,6 +183,10 @@ fn resume(frames: Vec<Frame>, channel: &Channel, host: &Host) -> ResumedState {
         state.ring_position = Some(last.ring_position);
         info!("going on with the probes and the ring of the agent before");
     } else {
+        // Of another boot nothing can have gone on unwatched.
+        let mut window = state.window.take().unwrap_or_else(Counts::begin);
+        window.gap |= last.boot_id == host.boot_id;
+        state.window = Some(window);
         warn!(
             "the probes of the agent before are gone: what happened since it stopped was not seen"
         );

@@ -8,7 +8,7 @@
 --   window_end | time | end of the window
 --   events | calls | calls taken in the window
 --   lost | calls | calls lost in the window
---   causes | - | lost calls by cause, as cause=count, separated by ', '
+--   causes | - | lost calls by cause, as cause=count, separated by ', '; restart_gap=? for a time that nobody watched
 --   lossy | - | true: the view holds only windows that lost something
 -- formulas:
 --   counts are the agent's own; no row for a time means that nothing was lost, or that no agent ran: agent_windows tells the two apart
@@ -20,12 +20,12 @@ WITH lossy_windows AS (
 causes AS (
     SELECT
         host, agent_id, batch_seq, window_start, window_end,
-        string_agg(concat(entry['cause'], '=', CAST(entry['count'] AS VARCHAR)), ', ' ORDER BY entry['cause']) AS causes
+        string_agg(concat(entry['cause'], '=', CASE WHEN entry['count'] > 0 THEN CAST(entry['count'] AS VARCHAR) ELSE '?' END), ', ' ORDER BY entry['cause']) AS causes
     FROM (
         SELECT host, agent_id, batch_seq, window_start, window_end, unnest(lost_by_cause) AS entry
         FROM lossy_windows
     )
-    WHERE entry['count'] > 0
+    WHERE entry['count'] > 0 OR entry['cause'] = 'restart_gap'
     GROUP BY host, agent_id, batch_seq, window_start, window_end
 )
 SELECT w.host, w.agent_id, w.window_start, w.window_end, w.events, w.lost, c.causes, w.lossy

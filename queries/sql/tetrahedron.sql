@@ -33,7 +33,7 @@
 --   first_event | time | oldest event behind the row
 --   last_event | time | newest event behind the row
 --   lost | calls | calls the host's agent lost in windows that touch the row's time; NULL if there are no windows
---   lossy | - | lost > 0: the numbers of this row may be wrong; NULL if not known
+--   lossy | - | a window of its time is lossy: the numbers of this row may be wrong; NULL if not known
 -- formulas:
 --   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host, boot and agent
 --   what was allocated before the host last booted is not live, though its frees were never seen; it still counts for peaks and calls
@@ -140,7 +140,7 @@ totals AS (
     GROUP BY level, host, namespace, pod, process_id, gpu_uuid, device
 ),
 lossy_windows AS (
-    SELECT host, window_start, window_end, lost FROM agent_windows WHERE lost > 0
+    SELECT host, window_start, window_end, lost FROM agent_windows WHERE lossy
 ),
 -- The totals with what was lost in their time. Grouped by the same columns as the totals, so
 -- that every max() here is over equal values.
@@ -156,7 +156,8 @@ with_loss AS (
         max(t.implicit_frees) AS implicit_frees,
         max(t.failed_allocations) AS failed_allocations, max(t.failed_frees) AS failed_frees,
         max(t.first_event) AS first_event, max(t.last_event) AS last_event,
-        coalesce(sum(w.lost), 0) AS lost
+        coalesce(sum(w.lost), 0) AS lost,
+        count(w.host) AS lossy_windows
     FROM totals AS t
     LEFT JOIN lossy_windows AS w
       ON w.host = t.host
@@ -219,7 +220,7 @@ SELECT
     t.allocations, t.frees, t.implicit_frees, t.failed_allocations, t.failed_frees,
     t.first_event, t.last_event,
     CASE WHEN h.host IS NOT NULL THEN t.lost END AS lost,
-    CASE WHEN h.host IS NOT NULL THEN t.lost > 0 END AS lossy
+    CASE WHEN h.host IS NOT NULL THEN t.lossy_windows > 0 END AS lossy
 FROM with_loss AS t
 -- The parentheses are needed: without them the parser takes all that follows IS NOT DISTINCT
 -- FROM for its right side.

@@ -21,16 +21,20 @@ pub struct Counts {
     pub lost: Losses,
     /// Records that could not be decoded.
     pub undecodable: u64,
+    /// For a time nobody watched, and nobody knows how many calls that were.
+    pub gap: bool,
 }
 
 impl Counts {
-    fn begin() -> Self {
+    /// Nothing yet, from now on.
+    pub fn begin() -> Self {
         Self {
             start_ns: clock::realtime_ns() as i64,
             uprobe_events: 0,
             agent_events: 0,
             lost: [0; Loss::COUNT as usize],
             undecodable: 0,
+            gap: false,
         }
     }
 }
@@ -67,6 +71,9 @@ impl Window {
             .collect();
         lost_by_cause.push(("undecodable", counts.undecodable as i64));
         lost_by_cause.retain(|(_, count)| *count > 0);
+        if counts.gap {
+            lost_by_cause.push(("restart_gap", 0));
+        }
         WindowRow {
             start_ns: counts.start_ns,
             end_ns: clock::realtime_ns() as i64,
@@ -74,6 +81,7 @@ impl Window {
                 ("uprobe", counts.uprobe_events as i64),
                 ("agent", counts.agent_events as i64),
             ],
+            lossy: !lost_by_cause.is_empty(),
             lost_by_cause,
             cpu_ns: Some(clock::cpu_ns().saturating_sub(closed.cpu_ns) as i64),
             rss_bytes: rss_bytes(),
@@ -103,6 +111,19 @@ mod tests {
         assert_eq!(row.events_by_source[0], ("uprobe", 7));
         assert_eq!(window.counts.uprobe_events, 0);
         assert!(row.end_ns >= row.start_ns && row.rss_bytes.is_some_and(|rss| rss > 0));
+    }
+
+    /// How many calls a gap held is not known: no number, but no clean bill either.
+    #[test]
+    fn a_gap_makes_a_window_lossy() {
+        let mut window = Window::open(None);
+        window.counts.gap = true;
+        let row = window.close();
+        assert_eq!(
+            (row.lossy, row.lost_by_cause),
+            (true, vec![("restart_gap", 0)])
+        );
+        assert!(!window.close().lossy);
     }
 
     #[test]

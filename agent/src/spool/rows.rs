@@ -98,6 +98,7 @@ pub struct WindowRow {
     pub end_ns: i64,
     pub events_by_source: Vec<(&'static str, i64)>,
     pub lost_by_cause: Vec<(&'static str, i64)>,
+    pub lossy: bool,
     pub cpu_ns: Option<i64>,
     pub rss_bytes: Option<i64>,
 }
@@ -229,7 +230,8 @@ pub mod samples {
                 start_ns: 1,
                 end_ns: 2,
                 events_by_source: vec![("uprobe", 4)],
-                lost_by_cause: vec![("ring_full", 0)],
+                lost_by_cause: vec![("ring_full", 1)],
+                lossy: true,
                 cpu_ns: Some(1),
                 rss_bytes: None,
             }],

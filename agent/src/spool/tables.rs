@@ -347,7 +347,7 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
         ),
         ("lost", column!(rows, long, |r| Some(sum(&r.lost_by_cause)))),
         ("lost_by_cause", counts("cause", &|r| &r.lost_by_cause)?),
-        ("lossy", column!(rows, flag, |r| sum(&r.lost_by_cause) > 0)),
+        ("lossy", column!(rows, flag, |r| r.lossy)),
         ("cpu_ns", column!(rows, long, |r| r.cpu_ns)),
         ("rss_bytes", column!(rows, long, |r| r.rss_bytes)),
     ];

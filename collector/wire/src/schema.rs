@@ -461,7 +461,11 @@ fn agent_windows() -> Vec<Column> {
             list_of(count_fields("cause")),
             "the same by cause",
         ),
-        required("lossy", Boolean, "lost > 0"),
+        required(
+            "lossy",
+            Boolean,
+            "lost > 0, or nobody watched for a time (cause restart_gap, whose count is not known and 0 here)",
+        ),
         optional(
             "cpu_ns",
             Int64,
