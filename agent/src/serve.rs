@@ -84,7 +84,11 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let stop = Arc::new(AtomicBool::new(false));
-    runtime.spawn(stop_on_signal(Arc::clone(&stop)));
+    {
+        let _inside = runtime.enter();
+        let signals = stop_on_signal(Arc::clone(&stop)).context("failed to catch signals")?;
+        runtime.spawn(signals);
+    }
     let sender = match &config.collector {
         Some(collector) => {
             let shipment = Shipment {
@@ -139,20 +143,18 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn stop_on_signal(stop: Arc<AtomicBool>) {
+/// Catches SIGINT and SIGTERM from now on; what it gives is to be awaited.
+fn stop_on_signal(stop: Arc<AtomicBool>) -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-    ) else {
-        warn!("signals cannot be caught: the agent can only be killed");
-        return;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    stop.store(true, Ordering::Relaxed);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        stop.store(true, Ordering::Relaxed);
+    })
 }
 
 struct ResumedState {

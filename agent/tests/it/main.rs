@@ -1,6 +1,7 @@
-//! `vramscope-agent trace` on the stand-ins, against the stand-ins' own ledgers.
+//! `vramscope-agent` on the stand-ins; what it traced against the stand-ins' own ledgers.
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod serve;
 mod standins;
 mod trace;
