@@ -163,7 +163,8 @@ fn a_planted_miscount_is_noticed() {
 #[test]
 fn the_leaking_function_is_named() {
     let Some(bench) = Bench::new() else { return };
-    let summary = assert_equal_to_ledgers(&bench, &traced(&bench, &["demo", "--requests", "20"]));
+    // Enough requests for the process to live when its mappings are read.
+    let summary = assert_equal_to_ledgers(&bench, &traced(&bench, &["demo", "--requests", "500"]));
     let stacks = summary["top_stacks"].as_array().unwrap();
     let folded: Vec<&str> = stacks
         .iter()
