@@ -1,6 +1,7 @@
 //! The command `vramscope-agent`.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -84,6 +85,8 @@ fn main() -> ExitCode {
         EnvFilter::new(level)
     });
     tracing_subscriber::fmt()
+        // No colours in a log file.
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false)

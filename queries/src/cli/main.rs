@@ -84,6 +84,8 @@ struct SqlArguments {
     #[arg(
         short = 'c',
         long = "command",
+        // SQL may begin with a comment.
+        allow_hyphen_values = true,
         value_name = "SQL",
         conflicts_with = "file"
     )]

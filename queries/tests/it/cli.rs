@@ -61,6 +61,14 @@ fn csv_has_a_header_and_empty_nulls() {
 }
 
 #[test]
+fn sql_may_begin_with_a_comment() {
+    let (_guard, data) = trace();
+    let sql = "-- is anybody there?\nSELECT 1 AS one";
+    let output = vramscope(&["sql", "--data", &data, "-c", sql, "--format", "csv"]);
+    assert_eq!(stdout(&output), "one\n1\n", "{}", stderr(&output));
+}
+
+#[test]
 fn csv_writes_nested_values_as_json() {
     let (_guard, data) = trace();
     let sql = "SELECT pid, coverage FROM current_processes WHERE host = 'alpha' ORDER BY pid";
