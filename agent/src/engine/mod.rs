@@ -3,6 +3,7 @@
 //! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
 //! sending) runs on threads of its own.
 
+mod processes;
 mod window;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,14 +17,14 @@ use crate::host::clock::{self, WallClock};
 use crate::host::discovery::{Discovery, Filter};
 use crate::host::gpu::{self, Card, Sampler};
 use crate::host::identity::Host;
-use crate::host::{numa, procfs};
+use crate::host::numa;
 use crate::ledger::{Change, Ledger, Process};
 use crate::output::{Checkpoint, Output};
-use crate::probes::bpf::Channel;
+use crate::probes::channel::Channel;
 use crate::probes::hooks::MemoryKind;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::{Event, TracedCall, record};
-use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, ProcessRow, Rows, StackRow};
+use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, Rows, StackRow};
 use crate::stacks::Stacks;
 use window::Window;
 pub use window::{Counts, Losses};
@@ -190,7 +191,7 @@ impl Engine {
             self.end_window();
         }
         if self.last_flush.elapsed() >= self.config.flush_interval.0
-            || self.rows.alloc_events.len() >= ROWS_PER_FLUSH
+            || (self.rows.alloc_events.len() >= ROWS_PER_FLUSH && !self.flush_failed)
         {
             self.flush();
         }
@@ -221,14 +222,6 @@ impl Engine {
 
     pub fn totals(&self) -> &Totals {
         &self.totals
-    }
-
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
-    pub fn cards(&self) -> &[Card] {
-        &self.cards
     }
 
     /// Libraries that were hooked, and how many of their functions were and could not be.
@@ -273,12 +266,13 @@ impl Engine {
         match event {
             Event::Call(call) => self.handle_call(&ordered, &call),
             Event::Exec { tgid, seq, at_ns } => {
+                self.retire_predecessor(tgid);
                 self.discovery.look(tgid);
                 self.stacks.forget(tgid);
                 let rows = self.ledger.replaced(tgid, seq, at_ns, &self.clock);
                 self.push_alloc_rows(rows, true);
                 // Another program under the same process.
-                self.report_process(tgid, None);
+                self.report_process(tgid);
             }
             Event::Exit { tgid, seq, at_ns } => {
                 self.ledger.exiting(tgid, seq, at_ns);
@@ -297,6 +291,7 @@ impl Engine {
         {
             return;
         }
+        self.retire_predecessor(call.tgid);
         self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
         if self.ledger.get(call.tgid).is_none() {
@@ -311,7 +306,7 @@ impl Engine {
                 call.enter_ns,
                 seen.map(|seen| (seen.start, seen.program)),
             );
-            self.report_process(call.tgid, None);
+            self.report_process(call.tgid);
         }
         let stack = self.stacks.resolve(call.tgid, ordered);
         let cards = &self.cards;
@@ -403,92 +398,6 @@ impl Engine {
                 process_ids,
             });
         }
-    }
-
-    /// Ends processes that are gone.
-    fn sweep(&mut self) {
-        let gone: Vec<u32> = self
-            .ledger
-            .processes()
-            .filter(|process| process.is_gone())
-            .map(|process| process.pid)
-            .collect();
-        if gone.is_empty() {
-            return;
-        }
-        // What they did before they went is in the ring by now.
-        while self.drain() > 0 {}
-        for pid in gone {
-            // Its last events may wait behind another process's call that is under way.
-            if !self.orderer.concerns(pid) {
-                self.end_process(pid);
-            }
-        }
-    }
-
-    /// Tells of processes that map hooked libraries, and of hooks that are new.
-    fn report_mapped(&mut self) {
-        let mapped = self.discovery.known().pids();
-        for pid in mapped {
-            let is_known = self.ledger.get(pid).is_some();
-            let hooks = self.discovery.known().coverage(pid).len();
-            let is_reported = self.reported_coverage.get(&pid) == Some(&hooks);
-            if is_known && is_reported {
-                continue;
-            }
-            if !is_known {
-                if procfs::stat(pid).is_none() {
-                    // Over before it allocated anything, unless its events are still to come.
-                    self.discovery.gone_if_old(pid);
-                    continue;
-                }
-                if self
-                    .filter
-                    .as_mut()
-                    .is_some_and(|filter| !filter.wants(pid))
-                {
-                    continue;
-                }
-                self.ledger.meet(pid, clock::monotonic_ns(), None);
-            }
-            self.report_process(pid, None);
-        }
-    }
-
-    fn end_process(&mut self, pid: u32) {
-        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else {
-            return;
-        };
-        let at_ns = ended
-            .process
-            .exiting
-            .map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
-        self.push_alloc_rows(ended.rows, true);
-        self.report_ended(&ended.process, at_ns);
-        self.stacks.forget(pid);
-        self.discovery.gone(pid);
-        self.reported_coverage.remove(&pid);
-    }
-
-    fn report_process(&mut self, pid: u32, ended_ns: Option<i64>) {
-        if let Some(process) = self.ledger.get(pid).cloned() {
-            self.report_ended(&process, ended_ns);
-        }
-    }
-
-    fn report_ended(&mut self, process: &Process, ended_ns: Option<i64>) {
-        let coverage = self.discovery.known().coverage(process.pid);
-        self.reported_coverage.insert(process.pid, coverage.len());
-        self.rows.processes.push(ProcessRow {
-            ts_ns: clock::realtime_ns() as i64,
-            process_id: process.process_id,
-            pid: process.pid,
-            exe: process.program.exe.clone(),
-            command: process.program.command.clone(),
-            started_ns: Some(process.start.wall_ns()),
-            ended_ns,
-            coverage,
-        });
     }
 
     /// Closes the window, whatever its age.

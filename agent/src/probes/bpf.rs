@@ -15,18 +15,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use aya::maps::{Array, Map, MapData, PerCpuArray};
+use aya::maps::{Array, Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
 
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProbeKind, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader};
 use tracing::{info, warn};
-use vramscope_ebpf_abi::{Loss, RING_BYTES};
 
+use super::channel::Channel;
 use super::hooks::{HOOKS, Layer};
 use super::multi::{self, Site};
-use super::ring::Ring;
 use crate::host::bpffs;
 use crate::host::library::{FileId, Library};
 
@@ -69,16 +68,6 @@ pub struct Probes {
 struct Multi {
     enter: OwnedFd,
     leave: OwnedFd,
-}
-
-/// What the draining side needs of the kernel side.
-pub struct Channel {
-    pub ring: Ring,
-    lost: PerCpuArray<MapData, u64>,
-    /// Names the ring: two agents that see the same value read the same ring.
-    pub generation: u64,
-    /// False if the probes were there before this agent.
-    pub fresh: bool,
 }
 
 enum Programs {
@@ -341,37 +330,6 @@ fn set_start(pins: &Path, next_seq: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Channel {
-    fn open(
-        mut map: impl FnMut(&str) -> anyhow::Result<MapData>,
-        next_seq: Option<u64>,
-    ) -> anyhow::Result<Self> {
-        let ring = Ring::open(map("EVENTS")?.fd().as_fd(), RING_BYTES)
-            .context("failed to map the ring buffer")?;
-        let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
-        if let Some(next_seq) = next_seq {
-            let mut seq = Array::<_, u64>::try_from(Map::Array(map("SEQ")?))?;
-            seq.set(0, next_seq, 0)?;
-        }
-        let generation = Array::<_, u64>::try_from(Map::Array(map("GENERATION")?))?.get(&0, 0)?;
-        Ok(Self {
-            ring,
-            lost,
-            generation,
-            fresh: true,
-        })
-    }
-
-    /// Losses since the maps were made, by cause.
-    pub fn lost(&self) -> anyhow::Result<[u64; Loss::COUNT as usize]> {
-        let mut totals = [0; Loss::COUNT as usize];
-        for (index, total) in totals.iter_mut().enumerate() {
-            *total = self.lost.get(&(index as u32), 0)?.iter().sum();
-        }
-        Ok(totals)
-    }
-}
-
 impl Probes {
     /// Attaches every hook of the library's layer that it exports. A library that was attached
     /// before is left as it is. Never fails as a whole: what could not be attached says why.
@@ -381,11 +339,6 @@ impl Probes {
             self.attached.insert(library.id, attachments);
         }
         &self.attached[&library.id]
-    }
-
-    /// What was attached to a library; empty if it was never seen.
-    pub fn attachments(&self, id: FileId) -> &[Attachment] {
-        self.attached.get(&id).map_or(&[], Vec::as_slice)
     }
 
     fn attach_new(&mut self, library: &Library) -> Vec<Attachment> {

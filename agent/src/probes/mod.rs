@@ -2,6 +2,7 @@
 //! the order in which calls took effect.
 
 pub mod bpf;
+pub mod channel;
 pub mod hooks;
 mod multi;
 pub mod order;

@@ -1,0 +1,107 @@
+//! Processes come and go: who is told of, and when their books are closed.
+
+use super::Engine;
+use crate::host::identity::StartTime;
+use crate::host::{clock, procfs};
+use crate::ledger::Process;
+use crate::spool::rows::ProcessRow;
+
+impl Engine {
+    /// Ends processes that are gone.
+    pub(super) fn sweep(&mut self) {
+        let gone: Vec<u32> = self
+            .ledger
+            .processes()
+            .filter(|process| process.is_gone())
+            .map(|process| process.pid)
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        // What they did before they went is in the ring by now.
+        while self.drain() > 0 {}
+        for pid in gone {
+            // Its last events may wait behind another process's call that is under way.
+            if !self.orderer.concerns(pid) {
+                self.end_process(pid);
+            }
+        }
+    }
+
+    /// Tells of processes that map hooked libraries, and of hooks that are new.
+    pub(super) fn report_mapped(&mut self) {
+        let mapped = self.discovery.known().pids();
+        for pid in mapped {
+            let is_known = self.ledger.get(pid).is_some();
+            let hooks = self.discovery.known().coverage(pid).len();
+            let is_reported = self.reported_coverage.get(&pid) == Some(&hooks);
+            if is_known && is_reported {
+                continue;
+            }
+            if !is_known {
+                if procfs::stat(pid).is_none() {
+                    // Over before it allocated anything, unless its events are still to come.
+                    self.discovery.gone_if_old(pid);
+                    continue;
+                }
+                if self
+                    .filter
+                    .as_mut()
+                    .is_some_and(|filter| !filter.wants(pid))
+                {
+                    continue;
+                }
+                self.ledger.meet(pid, clock::monotonic_ns(), None);
+            }
+            self.report_process(pid);
+        }
+    }
+
+    /// Ends a process whose pid another one has by now. While no agent ran, a process may have
+    /// ended and its pid been given out again; the ring then holds events of both.
+    pub(super) fn retire_predecessor(&mut self, pid: u32) {
+        let Some(old) = self.ledger.get(pid).filter(|old| old.exiting.is_some()) else {
+            return;
+        };
+        // A process that is gone may have events of its last threads to come.
+        if StartTime::of(pid).is_some_and(|start| start != old.start) {
+            self.end_process(pid);
+        }
+    }
+
+    fn end_process(&mut self, pid: u32) {
+        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else {
+            return;
+        };
+        let at_ns = ended
+            .process
+            .exiting
+            .map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
+        self.push_alloc_rows(ended.rows, true);
+        self.report(&ended.process, at_ns);
+        self.stacks.forget(pid);
+        self.discovery.gone(pid);
+        self.reported_coverage.remove(&pid);
+    }
+
+    pub(super) fn report_process(&mut self, pid: u32) {
+        if let Some(process) = self.ledger.get(pid).cloned() {
+            self.report(&process, None);
+        }
+    }
+
+    fn report(&mut self, process: &Process, ended_ns: Option<i64>) {
+        let coverage = self.discovery.known().coverage(process.pid);
+        self.reported_coverage.insert(process.pid, coverage.len());
+        self.rows.processes.push(ProcessRow {
+            ts_ns: clock::realtime_ns() as i64,
+            process_id: process.process_id,
+            pid: process.pid,
+            exe: process.program.exe.clone(),
+            command: process.program.command.clone(),
+            started_ns: Some(process.start.wall_ns()),
+            ended_ns,
+            coverage,
+        });
+    }
+}
