@@ -438,9 +438,11 @@ fn the_prompt_answers_describes_and_leaves() {
     }
     let (guard, data) = trace();
     let state = guard.path().join("state");
-    let program = format!("{} sql --data {data}", env!("CARGO_BIN_EXE_vramscope"));
+    // `exec`: a shell that stays the parent would die of the Ctrl-C that the prompt handles.
+    let program = format!("exec {} sql --data {data}", env!("CARGO_BIN_EXE_vramscope"));
     let mut child = Command::new("script")
         .args(["-qec", &program, "/dev/null"])
+        .env("SHELL", "/bin/sh")
         .env("XDG_STATE_HOME", &state)
         .env("TERM", "xterm")
         .stdin(Stdio::piped())
