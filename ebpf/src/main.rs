@@ -21,16 +21,19 @@ use aya_ebpf::{
     bindings::pt_regs,
     helpers::{
         bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_user,
-        generated::{bpf_get_attach_cookie, bpf_get_stack, bpf_map_update_elem},
+        generated::{
+            bpf_get_attach_cookie, bpf_get_stack, bpf_map_update_elem,
+            bpf_probe_read_user as read_user,
+        },
     },
     macros::{map, raw_tracepoint, uprobe, uretprobe},
     maps::{Array, HashMap, PerCpuArray, RingBuf},
     programs::{ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use vramscope_ebpf_abi::{
-    Action, Call, CallStack, Cookie, FLAG_CONTEXT, FLAG_DEVICE, FLAG_OUT, FLAG_OUT_FAULT,
-    FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Loss, MAX_DEPTH,
-    MAX_THREADS, NO_ARG, Process, RING_BYTES, STACK_FRAMES,
+    Action, CONTEXTS, Call, CallStack, Cookie, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA,
+    FLAG_OUT, FLAG_OUT_FAULT, FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT,
+    Loss, MAX_DEPTH, MAX_THREADS, NO_ARG, Process, RING_BYTES, STACK_FRAMES,
 };
 
 const BPF_F_NO_PREALLOC: u32 = 1;
@@ -56,9 +59,13 @@ struct InFlight {
 #[repr(C)]
 struct Thread {
     depth: u64,
-    context: u64,
+    /// Current contexts, the topmost first; `contexts_known` of them are known.
+    contexts: [u64; CONTEXTS],
+    contexts_known: u32,
     device: i32,
+    /// FLAG_DEVICE once the thread chose one.
     known: u32,
+    unused: u32,
     /// Records sent. The first one wakes the agent: it has to read the mappings of a process
     /// that may be over in milliseconds.
     sent: u64,
@@ -166,7 +173,10 @@ pub fn enter(ctx: ProbeContext) -> u32 {
     // SAFETY: the helper takes the program's context.
     let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let cookie = Cookie::unpack(packed);
-    let records = matches!(cookie.action, Action::Record | Action::RecordContext);
+    let records = matches!(
+        cookie.action,
+        Action::Record | Action::RecordContext | Action::RecordEnd
+    );
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     let chain_ns = if records {
@@ -184,6 +194,14 @@ pub fn enter(ctx: ProbeContext) -> u32 {
         seq: if cookie.seq_at_entry { next_seq() } else { 0 },
         args: [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9],
     };
+    if cookie.stack_args {
+        // Above the return address. Read now: the callee may write there.
+        let to = &raw mut thread.calls[(depth as usize) & (MAX_DEPTH - 1)].args[3];
+        // SAFETY: three words of the entry's own arguments; the helper checks the source.
+        if unsafe { read_user(to.cast(), 24, (sp + 8) as *const _) } != 0 {
+            lose(Loss::ReadFault);
+        }
+    }
     thread.depth = depth + 1;
     0
 }
@@ -208,7 +226,9 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         lose(Loss::MissedEntry);
         return 0;
     }
-    let top = &thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
+    let top = &raw const thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
+    // SAFETY: an element of the entry above, which nothing writes before this program is over.
+    let top = unsafe { &*top };
     // SAFETY: the helper takes the program's context.
     let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     if top.sp != sp || top.cookie != packed {
@@ -224,8 +244,22 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     match cookie.action {
         Action::SetContext => {
             if succeeded {
-                thread.context = first_arg;
-                thread.known |= FLAG_CONTEXT;
+                thread.contexts[0] = first_arg;
+                if thread.contexts_known == 0 {
+                    thread.contexts_known = 1;
+                }
+            }
+            return 0;
+        }
+        Action::PushContext => {
+            if succeeded {
+                push_context(thread, first_arg);
+            }
+            return 0;
+        }
+        Action::PopContext => {
+            if succeeded {
+                pop_context(thread);
             }
             return 0;
         }
@@ -236,16 +270,10 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
             }
             return 0;
         }
-        Action::ForgetContext => {
-            if succeeded {
-                thread.known &= !FLAG_CONTEXT;
-            }
-            return 0;
-        }
-        Action::Record | Action::RecordContext => {}
+        Action::Record | Action::RecordContext | Action::RecordEnd => {}
     }
 
-    let mut flags = 0;
+    let mut flags = thread.known;
     let mut out = 0;
     if cookie.out_arg != NO_ARG && succeeded {
         let pointer = top.args[(cookie.out_arg & 3) as usize] as *const u64;
@@ -261,9 +289,17 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
             }
         }
     }
-    if cookie.action as u8 == Action::RecordContext as u8 && flags & FLAG_OUT != 0 {
-        thread.context = out;
-        thread.known |= FLAG_CONTEXT;
+    match cookie.action {
+        Action::RecordContext if flags & FLAG_OUT != 0 => push_context(thread, out),
+        Action::RecordEnd
+            if succeeded && thread.contexts_known > 0 && thread.contexts[0] == first_arg =>
+        {
+            pop_context(thread);
+        }
+        _ => {}
+    }
+    if thread.contexts_known > 0 {
+        flags |= FLAG_CONTEXT;
     }
 
     let parent_enter_ns = if depth > 1 {
@@ -287,13 +323,29 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         exit_ns: unsafe { bpf_ktime_get_ns() },
         parent_enter_ns,
         args: top.args,
+        extra: [0; EXTRA_WORDS],
         out,
-        context: thread.context,
+        context: thread.contexts[0],
         device: thread.device,
         result,
-        flags: flags | thread.known,
+        flags,
         frames: 0,
     };
+    if cookie.extra_arg != NO_ARG {
+        let pointer = top.args[(cookie.extra_arg & 3) as usize] as *const core::ffi::c_void;
+        let size = (cookie.extra_words as u32 * 8) & (8 * EXTRA_WORDS as u32 * 2 - 1);
+        let size = if size > 8 * EXTRA_WORDS as u32 {
+            8 * EXTRA_WORDS as u32
+        } else {
+            size
+        };
+        // SAFETY: the helper writes at most the array's size, and checks the source.
+        if unsafe { read_user((&raw mut call.extra).cast(), size, pointer) } == 0 {
+            call.flags |= FLAG_EXTRA;
+        } else if succeeded {
+            lose(Loss::ReadFault);
+        }
+    }
 
     let wakeup = if thread.sent == 0 {
         BPF_RB_FORCE_WAKEUP
@@ -332,6 +384,28 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         entry.submit(wakeup);
     }
     0
+}
+
+#[inline(always)]
+fn push_context(thread: &mut Thread, context: u64) {
+    for i in (1..CONTEXTS).rev() {
+        thread.contexts[i] = thread.contexts[i - 1];
+    }
+    thread.contexts[0] = context;
+    if thread.contexts_known < CONTEXTS as u32 {
+        thread.contexts_known += 1;
+    }
+}
+
+/// The one below is known only if it was pushed, or set, while we looked.
+#[inline(always)]
+fn pop_context(thread: &mut Thread) {
+    for i in 1..CONTEXTS {
+        thread.contexts[i - 1] = thread.contexts[i];
+    }
+    if thread.contexts_known > 0 {
+        thread.contexts_known -= 1;
+    }
 }
 
 #[inline(always)]

@@ -1,13 +1,36 @@
 //! One process lifetime and what lives in it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
+use super::rollup::Rollup;
+use super::vmm::Vmm;
 use super::{Allocation, Key};
 use crate::host::clock;
 use crate::host::identity::{Host, StartTime};
 use crate::host::procfs::{self, Program};
+use crate::probes::hooks::Class;
+
+/// What lives, in one table of 64 bytes an entry and an index of 9 to 18.
+pub type Live = IndexMap<Key, Allocation, foldhash::fast::RandomState>;
+
+/// A device's primary context.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Primary {
+    pub context: u64,
+    /// Retains seen and not released. Earlier ones of an older process were not seen.
+    pub retains: u32,
+}
+
+/// A memory pool that the program named.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Pool {
+    pub device: Option<i32>,
+    /// Bytes it held when the program last asked.
+    pub reserved_bytes: Option<u64>,
+}
 
 /// A process that allocated, or that maps a hooked library.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -18,7 +41,15 @@ pub struct Process {
     pub program: Program,
     /// Device of each context it made.
     pub contexts: HashMap<u64, i32>,
-    pub live: HashMap<Key, Allocation>,
+    pub primaries: HashMap<i32, Primary>,
+    pub pools: HashMap<u64, Pool>,
+    /// Contexts and pools that allocations name by their position here.
+    pub owners: Vec<u64>,
+    pub live: Live,
+    pub vmm: Vmm,
+    pub rollup: Rollup,
+    /// Cards on which its memory from before the agent was written down.
+    pub baseline: BTreeSet<String>,
     /// Number and time of its leader's exit.
     pub exiting: Option<(u64, u64)>,
     pub last_seq: u64,
@@ -51,16 +82,26 @@ impl Process {
             process_id: host.process_id(pid, start),
             program,
             contexts: HashMap::new(),
-            live: HashMap::new(),
+            primaries: HashMap::new(),
+            pools: HashMap::new(),
+            owners: Vec::new(),
+            live: Live::default(),
+            vmm: Vmm::default(),
+            rollup: Rollup::default(),
+            baseline: BTreeSet::new(),
             exiting: None,
             last_seq: 0,
         }
     }
 
-    /// After an exec nothing of the old program is left.
+    /// After an exec nothing of the old program is left. What it did stays in the roll-ups.
     pub fn forget_program(&mut self) {
         self.contexts.clear();
-        self.live.clear();
+        self.primaries.clear();
+        self.pools.clear();
+        self.owners.clear();
+        self.live = Live::default();
+        self.vmm = Vmm::default();
         self.program = Program::of(self.pid);
     }
 
@@ -69,11 +110,22 @@ impl Process {
         procfs::is_gone(self.pid, self.start.0)
     }
 
-    /// Live counted bytes and blocks.
-    pub fn live_totals(&self) -> (u64, u64) {
-        let counted = self.live.values().filter(|allocation| allocation.counted);
-        counted.fold((0, 0), |(bytes, blocks), allocation| {
+    /// Bytes and blocks that live, of one class.
+    pub fn live_totals(&self, class: Class) -> (u64, u64) {
+        let of_class = self.live.values().filter(|a| a.kind.class() == class);
+        of_class.fold((0, 0), |(bytes, blocks), allocation| {
             (bytes + allocation.bytes, blocks + 1)
         })
+    }
+
+    /// The position of a context or pool, if it is known; 0 stands for none.
+    pub fn owner(&self, name: u64) -> Option<u32> {
+        let at = self.owners.iter().rposition(|owner| *owner == name)?;
+        Some(at as u32 + 1)
+    }
+
+    /// The context or pool at a position.
+    pub fn owner_at(&self, position: u32) -> Option<u64> {
+        self.owners.get((position as usize).checked_sub(1)?).copied()
     }
 }

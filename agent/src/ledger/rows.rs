@@ -1,111 +1,73 @@
 //! Rows of `alloc_events` as the books write them.
 
-use super::{Allocation, Key, Process, Stack};
+use super::{Allocation, Desk, Key, Process, Turn};
 use crate::host::clock::WallClock;
-use crate::probes::TracedCall;
-use crate::probes::hooks::Layer;
-use crate::probes::order::Ordered;
+use crate::probes::hooks::{MemoryKind, Space};
 use crate::spool::rows::AllocRow;
 
+/// A row that tells whose it is and nothing else.
+pub fn empty_row(process: &Process) -> AllocRow {
+    AllocRow {
+        process_id: process.process_id,
+        pid: process.pid,
+        ..AllocRow::default()
+    }
+}
+
 /// The columns that every call fills alike.
-pub fn call_row(
-    process: &mut Process,
-    call: &TracedCall,
-    ordered: &Ordered,
-    stack: Stack,
-    clock: &WallClock,
-) -> AllocRow {
-    process.last_seq = process.last_seq.max(call.seq);
+pub fn call_row(process: &Process, turn: Turn<'_>, clock: &WallClock) -> AllocRow {
+    let (call, ordered) = (turn.call, turn.ordered);
     AllocRow {
         ts_ns: clock.from_monotonic(call.effect_ns()),
         ts_enter_ns: Some(clock.from_monotonic(call.enter_ns)),
-        process_id: process.process_id,
-        pid: process.pid,
         tid: Some(call.tid),
-        gpu_uuid: None,
-        device: None,
         context: ordered.context.map(|context| context as i64),
         layer: call.hook().layer.name(),
         source: "uprobe",
         api: call.hook().symbol,
-        op: "",
-        memory_kind: None,
-        address: None,
-        bytes: None,
-        requested_bytes: None,
         result: Some(call.result),
         duration_ns: Some(call.exit_ns.saturating_sub(call.enter_ns) as i64),
-        stack_id: stack.id,
-        stack_quality: stack.quality,
-        counted: false,
+        stack_id: ordered.stack.id,
+        stack_quality: Some(ordered.stack.quality.name()),
         parent_seq: ordered.parent_seq.map(|seq| seq as i64),
-        implicit: false,
-        alloc_seq: None,
-        alloc_stack_id: None,
-        lifetime_ns: None,
         seq: call.seq as i64,
+        ..empty_row(process)
     }
-}
-
-/// Rows for all that lives, which ends with its process or program. The process has nothing after.
-pub fn implicit_frees(
-    process: &mut Process,
-    api: &'static str,
-    seq: u64,
-    at_ns: u64,
-    clock: &WallClock,
-) -> Vec<AllocRow> {
-    // Calls that a last thread finished after its leader was gone come before.
-    let seq = seq.max(process.last_seq);
-    let mut live: Vec<_> = std::mem::take(&mut process.live).into_iter().collect();
-    live.sort_unstable_by_key(|(_, allocation)| allocation.seq);
-    live.iter()
-        .map(|(key, allocation)| implicit_free(process, *key, allocation, api, seq, at_ns, clock))
-        .collect()
 }
 
 /// The row of a free that no call asked for.
 pub fn implicit_free(
     process: &Process,
-    (kind, address): Key,
+    (space, address): Key,
     allocation: &Allocation,
     api: &'static str,
     seq: u64,
     at_ns: u64,
-    clock: &WallClock,
+    desk: &Desk<'_>,
 ) -> AllocRow {
-    let layer = if allocation.layer_is_driver {
-        Layer::Driver
-    } else {
-        Layer::Runtime
-    };
+    let device = allocation.device();
+    let pool = (allocation.kind == MemoryKind::Pool)
+        .then(|| process.owner_at(allocation.owner))
+        .flatten();
     AllocRow {
-        ts_ns: clock.from_monotonic(at_ns),
-        ts_enter_ns: None,
-        process_id: process.process_id,
-        pid: process.pid,
-        tid: None,
-        gpu_uuid: allocation.gpu_uuid.clone(),
-        device: allocation.device,
-        context: None,
-        layer: layer.name(),
+        ts_ns: desk.clock.from_monotonic(at_ns),
+        gpu_uuid: (desk.card)(process, device),
+        device,
+        pool: pool.map(|pool| pool as i64),
+        layer: allocation.layer().name(),
         source: "agent",
         api,
-        op: kind.free_op(),
-        memory_kind: Some(kind.name()),
-        address: Some(address as i64),
+        op: allocation.kind.free_op(),
+        memory_kind: Some(allocation.kind.name()),
+        // Created memory has no address, and its handle may be somebody else's by now.
+        address: (space != Space::Physical).then_some(address as i64),
         bytes: Some(allocation.bytes as i64),
-        requested_bytes: None,
-        result: None,
-        duration_ns: None,
-        stack_id: None,
-        stack_quality: None,
-        counted: allocation.counted,
-        parent_seq: None,
+        counted: true,
         implicit: true,
         alloc_seq: Some(allocation.seq as i64),
-        alloc_stack_id: allocation.stack_id,
+        alloc_stack_id: allocation.stack_id(),
         lifetime_ns: Some(at_ns.saturating_sub(allocation.effect_ns) as i64),
         seq: seq as i64,
+        ..empty_row(process)
     }
 }

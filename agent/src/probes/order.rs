@@ -10,10 +10,11 @@
 //! - every event that goes in comes out exactly once;
 //! - events come out in order of `seq`, except those that arrive after their turn was given up.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::record::Stack;
 use super::{Event, TracedCall};
 
 /// An event in its turn, with what its call chain adds.
@@ -22,11 +23,8 @@ pub struct Ordered {
     pub event: Event,
     /// `seq` of the enclosing call's row.
     pub parent_seq: Option<u64>,
-    /// Hook table's row of the outermost call, whose stack this is.
-    pub root_hook: Option<u16>,
-    /// Return addresses of the outermost call, innermost first.
-    pub stack: Vec<u64>,
-    pub stack_full: bool,
+    /// That of the outermost call.
+    pub stack: Stack,
     /// For an enclosing call: a nested call of the driver did the same thing and succeeded.
     pub nested_success: bool,
     /// For an enclosing call: the device on which its nested calls worked.
@@ -52,6 +50,8 @@ pub struct Orderer {
     hold_ns: u64,
     /// Calls whose enclosing call has not returned, by thread.
     nested: HashMap<u32, Vec<(u64, TracedCall)>>,
+    /// Events whose turn it was when they came: with one thread at work, nearly all.
+    ready: VecDeque<Ordered>,
     /// Events whose turn has not come, with their time of arrival.
     turns: BTreeMap<u64, (u64, Ordered)>,
     next_seq: Option<u64>,
@@ -63,6 +63,7 @@ impl Orderer {
         Self {
             hold_ns: hold.as_nanos() as u64,
             nested: HashMap::new(),
+            ready: VecDeque::new(),
             turns: BTreeMap::new(),
             next_seq,
         }
@@ -93,9 +94,10 @@ impl Orderer {
                 .map(|(_, call)| call.clone())
                 .collect(),
             ordered: self
-                .turns
-                .values()
-                .map(|(_, ordered)| ordered.clone())
+                .ready
+                .iter()
+                .chain(self.turns.values().map(|(_, ordered)| ordered))
+                .cloned()
                 .collect(),
         }
     }
@@ -108,6 +110,7 @@ impl Orderer {
             .flatten()
             .any(|(_, call)| call.tgid == pid);
         nested
+            || self.ready.iter().any(|ordered| ordered.event.tgid() == pid)
             || self
                 .turns
                 .values()
@@ -130,14 +133,28 @@ impl Orderer {
                 return;
             }
         };
-        let inner = self.nested.remove(&call.tid).unwrap_or_default();
+        let inner = if self.nested.is_empty() {
+            Vec::new()
+        } else {
+            self.nested.remove(&call.tid).unwrap_or_default()
+        };
+        if inner.is_empty() {
+            self.insert(Ordered::plain(Event::Call(call)), now_ns);
+            return;
+        }
         for ordered in assemble(call, inner.into_iter().map(|(_, call)| call).collect()) {
             self.insert(ordered, now_ns);
         }
     }
 
     fn insert(&mut self, ordered: Ordered, now_ns: u64) {
-        self.turns.insert(ordered.event.seq(), (now_ns, ordered));
+        let seq = ordered.event.seq();
+        if self.turns.is_empty() && self.next_seq == Some(seq) {
+            self.next_seq = Some(seq + 1);
+            self.ready.push_back(ordered);
+            return;
+        }
+        self.turns.insert(seq, (now_ns, ordered));
     }
 
     /// Gives the events whose turn has come, or whose wait has been long enough.
@@ -157,6 +174,7 @@ impl Orderer {
                     .insert(call.seq, (arrived, Ordered::plain(Event::Call(call))));
             }
         }
+        self.ready.drain(..).for_each(&mut take);
         while let Some(entry) = self.turns.first_entry() {
             let seq = *entry.key();
             let in_turn = self.next_seq.is_some_and(|next| seq <= next);
@@ -176,21 +194,14 @@ impl Orderer {
 
 impl Ordered {
     fn plain(event: Event) -> Self {
-        let (root_hook, stack, stack_full, context) = match &event {
-            Event::Call(call) => (
-                Some(call.hook),
-                call.stack.clone(),
-                call.stack_full,
-                call.context,
-            ),
-            _ => (None, Vec::new(), false, None),
+        let (stack, context) = match &event {
+            Event::Call(call) => (call.stack, call.context),
+            _ => (Stack::default(), None),
         };
         Self {
             event,
             parent_seq: None,
-            root_hook,
             stack,
-            stack_full,
             nested_success: false,
             context,
         }
@@ -224,9 +235,7 @@ fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
     for call in std::iter::once(&root).chain(&inner) {
         chain.push(Ordered {
             parent_seq: call.parent_enter_ns.and_then(seq_of),
-            root_hook: Some(root.hook),
-            stack: root.stack.clone(),
-            stack_full: root.stack_full,
+            stack: root.stack,
             nested_success: inner.iter().any(|other| does_the_same(other, call)),
             context: call.context.or(context),
             event: Event::Call(call.clone()),
@@ -265,16 +274,15 @@ mod tests {
             exit_ns: enter_ns + 1,
             parent_enter_ns,
             args: [0; 6],
+            extra: None,
             out: None,
             context: None,
             device: None,
             result: 0,
-            stack: if parent_enter_ns.is_none() {
-                vec![0x10, 0x20]
-            } else {
-                Vec::new()
+            stack: Stack {
+                id: parent_enter_ns.is_none().then_some(77),
+                ..Stack::default()
             },
-            stack_full: false,
         }
     }
 
@@ -355,7 +363,7 @@ mod tests {
         let mut out = Vec::new();
         orderer.pop(0, |ordered| out.push(ordered));
         assert_eq!(out[0].parent_seq, Some(2));
-        assert_eq!(out[0].stack, [0x10, 0x20]);
+        assert_eq!(out[0].stack.id, Some(77));
         assert!(!out[0].nested_success && out[1].nested_success);
         assert_eq!(out[1].parent_seq, None);
     }

@@ -3,11 +3,44 @@
 
 use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::{
-    Call, CallStack, FLAG_CONTEXT, FLAG_DEVICE, FLAG_OUT, FLAG_STACK_FULL, KIND_CALL,
-    KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Process, STACK_FRAMES,
+    Call, CallStack, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA, FLAG_OUT, FLAG_STACK_FULL,
+    KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Process, STACK_FRAMES,
 };
 
-use super::hooks::{Effect, HOOKS, Hook};
+use super::hooks::{HOOKS, Hook};
+
+/// What a call's return addresses turned out to be.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stack {
+    pub id: Option<i64>,
+    pub quality: Quality,
+}
+
+/// How much of a stack is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Quality {
+    /// None was taken.
+    #[default]
+    None,
+    /// All frames, by frame pointers.
+    FramePointer,
+    /// The outermost frames are missing, or some lie in no known module.
+    Truncated,
+    /// No frame lies in a known module.
+    Unresolved,
+}
+
+impl Quality {
+    /// The value of `alloc_events.stack_quality`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Quality::None => "none",
+            Quality::FramePointer => "frame_pointer",
+            Quality::Truncated => "truncated",
+            Quality::Unresolved => "unresolved",
+        }
+    }
+}
 
 /// One finished call, whatever source saw it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,15 +57,17 @@ pub struct TracedCall {
     /// `enter_ns` of the enclosing recorded call of this thread.
     pub parent_enter_ns: Option<u64>,
     pub args: [u64; 6],
+    /// What an argument pointed to, where the hook asks for it and it could be read.
+    pub extra: Option<[u64; EXTRA_WORDS]>,
     /// What the out-pointer held at return; `None` if it was not read or could not be.
     pub out: Option<u64>,
     pub context: Option<u64>,
     /// Device the thread chose through the runtime.
     pub device: Option<i32>,
     pub result: i32,
-    /// Return addresses, innermost first; empty for nested calls.
-    pub stack: Vec<u64>,
-    pub stack_full: bool,
+    /// Of the outermost call of a chain; filled in when the record arrives, while the process
+    /// can still be asked.
+    pub stack: Stack,
 }
 
 impl TracedCall {
@@ -43,9 +78,10 @@ impl TracedCall {
 
     /// When the call took effect, CLOCK_MONOTONIC nanoseconds.
     pub fn effect_ns(&self) -> u64 {
-        match self.hook().effect {
-            Effect::Free { .. } | Effect::EndContext => self.enter_ns,
-            _ => self.exit_ns,
+        if self.hook().effect.at_entry() {
+            self.enter_ns
+        } else {
+            self.exit_ns
         }
     }
 }
@@ -85,8 +121,10 @@ pub enum DecodeError {
     Hook(u32),
 }
 
-/// Decodes one record.
-pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
+/// Decodes one record. The call's return addresses go to `frames`, innermost first; the second
+/// value tells whether there were more.
+pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), DecodeError> {
+    frames.clear();
     let kind = word(bytes, 0).ok_or(DecodeError::Short(bytes.len(), 0))?;
     let wanted = match kind {
         KIND_CALL => size_of::<Call>(),
@@ -108,18 +146,20 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     );
     match kind {
         KIND_EXEC => {
-            return Ok(Event::Exec {
+            let event = Event::Exec {
                 tgid,
                 seq: long(8),
                 at_ns: long(16),
-            });
+            };
+            return Ok((event, false));
         }
         KIND_EXIT => {
-            return Ok(Event::Exit {
+            let event = Event::Exit {
                 tgid,
                 seq: long(8),
                 at_ns: long(16),
-            });
+            };
+            return Ok((event, false));
         }
         _ => {}
     }
@@ -131,17 +171,14 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
     let flagged = |flag: u32| flags & flag != 0;
     let parent = long(core::mem::offset_of!(Call, parent_enter_ns));
     let args = core::mem::offset_of!(Call, args);
-    let frames = (word(core::mem::offset_of!(Call, frames)) as usize).min(STACK_FRAMES);
+    let extra = core::mem::offset_of!(Call, extra);
+    let count = (word(core::mem::offset_of!(Call, frames)) as usize).min(STACK_FRAMES);
     let stack_at = core::mem::offset_of!(CallStack, stack);
-    let stack = if kind == KIND_CALL_STACK {
-        (0..frames)
-            .map(|i| long(stack_at + 8 * i))
-            .take_while(|address| *address != 0)
-            .collect()
-    } else {
-        Vec::new()
-    };
-    Ok(Event::Call(TracedCall {
+    if kind == KIND_CALL_STACK {
+        let addresses = (0..count).map(|i| long(stack_at + 8 * i));
+        frames.extend(addresses.take_while(|address| *address != 0));
+    }
+    let call = TracedCall {
         hook: hook as u16,
         tgid,
         tid: word(core::mem::offset_of!(Call, tid)),
@@ -150,13 +187,14 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         exit_ns: long(core::mem::offset_of!(Call, exit_ns)),
         parent_enter_ns: (parent != 0).then_some(parent),
         args: core::array::from_fn(|i| long(args + 8 * i)),
+        extra: flagged(FLAG_EXTRA).then(|| core::array::from_fn(|i| long(extra + 8 * i))),
         out: flagged(FLAG_OUT).then(|| long(core::mem::offset_of!(Call, out))),
         context: flagged(FLAG_CONTEXT).then(|| long(core::mem::offset_of!(Call, context))),
         device: flagged(FLAG_DEVICE).then(|| word(core::mem::offset_of!(Call, device)) as i32),
         result: word(core::mem::offset_of!(Call, result)) as i32,
-        stack,
-        stack_full: flagged(FLAG_STACK_FULL),
-    }))
+        stack: Stack::default(),
+    };
+    Ok((Event::Call(call), flagged(FLAG_STACK_FULL)))
 }
 
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
@@ -189,11 +227,12 @@ mod tests {
             exit_ns: 200,
             parent_enter_ns: 0,
             args: [1, 2, 3, 4, 5, u64::MAX],
+            extra: [9, 8, 7, 6],
             out: 0xdead_beef_0000,
             context: 7,
             device: -1,
             result: 2,
-            flags: FLAG_OUT | FLAG_DEVICE,
+            flags: FLAG_OUT | FLAG_DEVICE | FLAG_EXTRA,
             frames: 2,
         }
     }
@@ -202,13 +241,16 @@ mod tests {
     fn a_call_comes_back_as_it_was_written() {
         let mut stack = [0; STACK_FRAMES];
         stack[..2].copy_from_slice(&[0x1000, 0x2000]);
-        let Event::Call(call) = decode(&bytes_of(&CallStack {
+        let record = bytes_of(&CallStack {
             call: sample(),
             stack,
-        }))
-        .unwrap() else {
-            panic!("not a call")
+        });
+        let mut frames = vec![1; 100];
+        let (Event::Call(call), false) = decode(&record, &mut frames).unwrap() else {
+            panic!("not a call with a whole stack")
         };
+        assert_eq!(frames, [0x1000, 0x2000]);
+        assert_eq!(call.extra, Some([9, 8, 7, 6]));
         assert_eq!(
             (call.hook, call.tgid, call.tid, call.seq),
             (6, 10, 11, 1 << 40)
@@ -218,14 +260,12 @@ mod tests {
             (call.out, call.context, call.device),
             (Some(0xdead_beef_0000), None, Some(-1))
         );
-        assert_eq!(
-            (call.result, call.stack, call.parent_enter_ns),
-            (2, vec![0x1000, 0x2000], None)
-        );
+        assert_eq!((call.result, call.parent_enter_ns), (2, None));
     }
 
     #[test]
     fn strange_records_are_refused() {
+        let decode = |bytes: &[u8]| decode(bytes, &mut Vec::new());
         assert_eq!(decode(&[1, 0]), Err(DecodeError::Short(2, 0)));
         assert_eq!(decode(&[99, 0, 0, 0]), Err(DecodeError::Kind(99)));
         let mut call = sample();
@@ -237,7 +277,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..800)) {
-            let _ = decode(&bytes);
+            let _ = decode(&bytes, &mut Vec::new());
         }
     }
 }

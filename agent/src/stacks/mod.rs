@@ -12,18 +12,21 @@ pub mod symbols;
 use std::collections::{HashMap, HashSet};
 
 use crate::host::procfs::{self, Mapping};
-use crate::ledger;
 use crate::probes::hooks::HOOKS;
-use crate::probes::order::Ordered;
+use crate::probes::record::{Quality, Stack};
 use crate::spool::rows::StackRow;
 use modules::{ModuleId, Modules};
 
 /// Keeps hashes inside the positive half of a BIGINT.
 const MASK_63: u64 = (1 << 63) - 1;
 
-/// Stacks of one process that were resolved before, by return addresses.
-/// At some 600 bytes each they take 2.5 MiB at most.
-const CACHE_PER_PROCESS: usize = 4096;
+/// Stacks of one process that were resolved before, by a hash of their return addresses.
+/// At some 50 bytes each they take 1.6 MiB at most.
+const CACHE_PER_PROCESS: usize = 32_768;
+
+/// Stacks that are known to have been written. When there are more they are forgotten, and then
+/// written again, which costs space in the table and nothing else.
+const KNOWN: usize = 1 << 20;
 
 /// Where one return address lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +40,7 @@ struct Location {
 #[derive(Debug)]
 struct Unnamed {
     stack_id: i64,
-    api: Option<&'static str>,
+    api: &'static str,
     locations: Vec<Location>,
 }
 
@@ -45,7 +48,7 @@ struct Unnamed {
 #[derive(Default)]
 struct AddressSpace {
     mappings: Vec<Mapping>,
-    resolved: HashMap<(Option<u16>, Vec<u64>), ledger::Stack>,
+    resolved: HashMap<u128, Stack>,
 }
 
 impl AddressSpace {
@@ -94,13 +97,6 @@ impl Stacks {
         self.spaces.remove(&pid);
     }
 
-    /// Reads the mappings of a process that has just shown up: it may be over in milliseconds.
-    /// If it is over already, those `seen` earlier serve.
-    pub fn meet(&mut self, pid: u32, seen: Vec<Mapping>) {
-        self.spaces.entry(pid).or_default().mappings = seen;
-        self.read_mappings(pid);
-    }
-
     fn read_mappings(&mut self, pid: u32) {
         let mappings = procfs::mappings(pid);
         // Of a process that is gone, what was read before is the best there is.
@@ -109,23 +105,38 @@ impl Stacks {
         }
     }
 
-    /// The stack of an event's outermost call.
-    pub fn resolve(&mut self, pid: u32, ordered: &Ordered) -> ledger::Stack {
-        if ordered.stack.is_empty() {
-            return ledger::Stack {
-                id: None,
-                quality: Some("none"),
-            };
+    /// The stack of a call of `hook` from its return addresses, innermost first; `cut` if there
+    /// were more. `seen` gives mappings that were read earlier, for a process that is over.
+    pub fn resolve(
+        &mut self,
+        pid: u32,
+        hook: u16,
+        frames: &[u64],
+        cut: bool,
+        seen: impl FnOnce() -> Vec<Mapping>,
+    ) -> Stack {
+        if frames.is_empty() {
+            return Stack::default();
         }
-        let key = (ordered.root_hook, ordered.stack.clone());
-        if let Some(stack) = self
-            .spaces
-            .get(&pid)
-            .and_then(|space| space.resolved.get(&key))
-        {
-            return *stack;
+        let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(u64::from(hook));
+        for address in frames {
+            hash.update(&address.to_ne_bytes());
         }
-        let stack = self.resolve_new(pid, ordered);
+        // Wide enough for two stacks never to meet by chance.
+        let key = hash.digest128();
+        match self.spaces.get(&pid) {
+            Some(space) => {
+                if let Some(stack) = space.resolved.get(&key) {
+                    return *stack;
+                }
+            }
+            None => {
+                self.spaces.entry(pid).or_default().mappings = seen();
+                // It may be over in milliseconds.
+                self.read_mappings(pid);
+            }
+        }
+        let stack = self.resolve_new(pid, hook, frames, cut);
         let space = self.spaces.entry(pid).or_default();
         if space.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.
@@ -135,11 +146,11 @@ impl Stacks {
         stack
     }
 
-    fn resolve_new(&mut self, pid: u32, ordered: &Ordered) -> ledger::Stack {
-        let mut locations = Vec::with_capacity(ordered.stack.len());
-        let mut complete = !ordered.stack_full;
+    fn resolve_new(&mut self, pid: u32, hook: u16, frames: &[u64], cut: bool) -> Stack {
+        let mut locations = Vec::with_capacity(frames.len());
+        let mut complete = !cut;
         let mut reread = false;
-        for address in &ordered.stack {
+        for address in frames {
             // The byte before the return address belongs to the call.
             let called_from = address - 1;
             let mut found = self
@@ -169,13 +180,16 @@ impl Stacks {
             });
         }
         if locations.is_empty() {
-            return ledger::Stack {
+            return Stack {
                 id: None,
-                quality: Some("unresolved"),
+                quality: Quality::Unresolved,
             };
         }
-        let api = ordered.root_hook.map(|hook| HOOKS[hook as usize].symbol);
+        let api = HOOKS[hook as usize].symbol;
         let stack_id = self.hash(api, &locations);
+        if self.known.len() >= KNOWN {
+            self.known.clear();
+        }
         if self.known.insert(stack_id) {
             self.unnamed.push(Unnamed {
                 stack_id,
@@ -183,20 +197,19 @@ impl Stacks {
                 locations,
             });
         }
-        let quality = if complete {
-            "frame_pointer"
-        } else {
-            "truncated"
-        };
-        ledger::Stack {
+        Stack {
             id: Some(stack_id),
-            quality: Some(quality),
+            quality: if complete {
+                Quality::FramePointer
+            } else {
+                Quality::Truncated
+            },
         }
     }
 
-    fn hash(&self, api: Option<&str>, locations: &[Location]) -> i64 {
+    fn hash(&self, api: &str, locations: &[Location]) -> i64 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(api.unwrap_or_default().as_bytes());
+        hash.update(api.as_bytes());
         for location in locations {
             hash.update(&[0]);
             hash.update(self.modules.get(location.module).identity().as_bytes());
@@ -212,11 +225,7 @@ impl Stacks {
     }
 
     fn name(&mut self, stack: &Unnamed) -> StackRow {
-        let mut frames: Vec<_> = stack
-            .api
-            .map(symbols::probed_function)
-            .into_iter()
-            .collect();
+        let mut frames = vec![symbols::probed_function(stack.api)];
         for location in &stack.locations {
             let module = self.modules.get(location.module);
             frames.extend(self.symbolizer.frames(module, location.offset));

@@ -21,6 +21,12 @@ pub const MAX_DEPTH: usize = 8;
 /// Bytes of the ring buffer; about 23,000 records with stacks.
 pub const RING_BYTES: u32 = 16 << 20;
 
+/// Words of a structure that a call's argument points to, kept with its record.
+pub const EXTRA_WORDS: usize = 4;
+
+/// Contexts remembered of a thread's stack of current contexts, the current one included.
+pub const CONTEXTS: usize = 4;
+
 /// Threads that may have been inside a traced call and still live.
 pub const MAX_THREADS: u32 = 65_536;
 
@@ -50,8 +56,11 @@ pub struct Call {
     pub exit_ns: u64,
     /// `enter_ns` of the nearest enclosing recorded call of this thread, 0 if there is none.
     pub parent_enter_ns: u64,
-    /// Integer arguments in the System V order.
+    /// Integer arguments in the System V order. With [`Cookie::stack_args`] the last three are
+    /// the first three words that were passed in memory.
     pub args: [u64; 6],
+    /// What [`Cookie::extra_arg`] pointed to at return; see [`FLAG_EXTRA`].
+    pub extra: [u64; EXTRA_WORDS],
     /// What the out-pointer argument pointed to at return; see [`FLAG_OUT`].
     pub out: u64,
     /// Context last made current by this thread; see [`FLAG_CONTEXT`].
@@ -95,6 +104,9 @@ pub const FLAG_DEVICE: u32 = 8;
 /// The stack filled all frames: callers beyond are missing.
 pub const FLAG_STACK_FULL: u32 = 16;
 
+/// `extra` holds the words that the cookie asks for.
+pub const FLAG_EXTRA: u32 = 32;
+
 /// What a probe does, packed into its cookie so that hooks are table rows and not programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cookie {
@@ -107,6 +119,14 @@ pub struct Cookie {
     pub seq_at_entry: bool,
     /// Copy the stack if the call is the outermost.
     pub stack: bool,
+    /// Keep three words passed in memory (a structure passed by value) in place of the last
+    /// three register arguments.
+    pub stack_args: bool,
+    /// Index of an argument that points to something worth reading at return, [`NO_ARG`] if
+    /// there is none.
+    pub extra_arg: u8,
+    /// How many words to read there, at most [`EXTRA_WORDS`].
+    pub extra_words: u8,
 }
 
 /// No argument.
@@ -118,14 +138,18 @@ pub const NO_ARG: u8 = 0xff;
 pub enum Action {
     /// Send a record.
     Record = 0,
-    /// Remember the first argument as this thread's context; no record.
+    /// The first argument replaces this thread's current context; no record.
     SetContext = 1,
     /// Remember the first argument as this thread's device; no record.
     SetDevice = 2,
-    /// This thread's context is not known any more; no record.
-    ForgetContext = 3,
-    /// Send a record and remember the out value as this thread's context.
+    /// The context below is this thread's current one again; no record.
+    PopContext = 3,
+    /// Send a record; the out value is pushed as this thread's current context.
     RecordContext = 4,
+    /// The first argument is pushed as this thread's current context; no record.
+    PushContext = 5,
+    /// Send a record; the context in the first argument is gone, also as the current one.
+    RecordEnd = 6,
 }
 
 impl Cookie {
@@ -135,6 +159,9 @@ impl Cookie {
             | (self.action as u64) << 24
             | (self.seq_at_entry as u64) << 32
             | (self.stack as u64) << 33
+            | (self.stack_args as u64) << 34
+            | (self.extra_arg as u64) << 40
+            | (self.extra_words as u64) << 48
     }
 
     pub const fn unpack(value: u64) -> Self {
@@ -144,12 +171,17 @@ impl Cookie {
             action: match (value >> 24) as u8 {
                 1 => Action::SetContext,
                 2 => Action::SetDevice,
-                3 => Action::ForgetContext,
+                3 => Action::PopContext,
                 4 => Action::RecordContext,
+                5 => Action::PushContext,
+                6 => Action::RecordEnd,
                 _ => Action::Record,
             },
             seq_at_entry: (value >> 32) & 1 == 1,
             stack: (value >> 33) & 1 == 1,
+            stack_args: (value >> 34) & 1 == 1,
+            extra_arg: (value >> 40) as u8,
+            extra_words: (value >> 48) as u8,
         }
     }
 }
@@ -168,7 +200,7 @@ pub enum Loss {
     MissedReturn = 3,
     /// A call returned whose entry was not seen (it was under way when the probe came).
     MissedEntry = 4,
-    /// The address an allocation gave could not be read.
+    /// What a call gave (an address, a pitch) or was given by pointer could not be read.
     ReadFault = 5,
 }
 
@@ -208,6 +240,9 @@ mod tests {
             action: Action::RecordContext,
             seq_at_entry: true,
             stack: false,
+            stack_args: true,
+            extra_arg: 3,
+            extra_words: 4,
         };
         assert_eq!(Cookie::unpack(cookie.pack()), cookie);
     }
@@ -215,7 +250,10 @@ mod tests {
     /// The kernel side and the agent are compiled by different compilers: sizes are pinned.
     #[test]
     fn layouts_have_no_padding() {
-        assert_eq!(size_of::<Call>(), 16 + 4 * 8 + 48 + 16 + 16);
+        assert_eq!(
+            size_of::<Call>(),
+            16 + 4 * 8 + 48 + 8 * EXTRA_WORDS + 16 + 16
+        );
         assert_eq!(size_of::<CallStack>(), size_of::<Call>() + 8 * STACK_FRAMES);
         assert_eq!(size_of::<Process>(), 24);
     }

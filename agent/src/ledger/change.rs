@@ -1,0 +1,101 @@
+//! What changed in the books, for the journal. The books change through this file alone: what
+//! is applied while events are booked is what a restart applies again.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::process::{Pool, Primary};
+use super::rollup::Place;
+use super::vmm::VmmChange;
+use super::{Allocation, Key, Process};
+
+/// One change of one process's books, or of who is in them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Change {
+    Started(Box<Process>),
+    Of { pid: u32, what: What },
+    Ended { pid: u32 },
+    /// A window of the roll-ups is over.
+    WindowEnded,
+}
+
+/// One change of one process's books.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum What {
+    Context { context: u64, device: i32 },
+    ContextEnded { context: u64 },
+    Primary { device: i32, primary: Primary },
+    Pool { pool: u64, is: Pool },
+    PoolEnded { pool: u64 },
+    Owner { name: u64 },
+    Born { key: Key, allocation: Allocation },
+    Gone { key: Key },
+    Vmm(VmmChange),
+    Failed { place: Place, begins: bool },
+    Baseline { gpu_uuid: String },
+    Exiting { seq: u64, at_ns: u64 },
+    Replaced,
+}
+
+/// Applies one change.
+pub fn apply(processes: &mut HashMap<u32, Process>, change: &Change) {
+    match change {
+        Change::Started(process) => {
+            processes.insert(process.pid, (**process).clone());
+        }
+        Change::Of { pid, what } => {
+            if let Some(process) = processes.get_mut(pid) {
+                process.apply(what);
+            }
+        }
+        Change::Ended { pid } => {
+            processes.remove(pid);
+        }
+        Change::WindowEnded => {
+            for process in processes.values_mut() {
+                process.rollup.next_window();
+            }
+        }
+    }
+}
+
+impl Process {
+    /// Applies one change.
+    pub(super) fn apply(&mut self, what: &What) {
+        match what {
+            What::Context { context, device } => {
+                self.contexts.insert(*context, *device);
+            }
+            What::ContextEnded { context } => {
+                self.contexts.remove(context);
+            }
+            What::Primary { device, primary } => {
+                self.primaries.insert(*device, *primary);
+            }
+            What::Pool { pool, is } => {
+                self.pools.insert(*pool, *is);
+            }
+            What::PoolEnded { pool } => {
+                self.pools.remove(pool);
+            }
+            What::Owner { name } => self.owners.push(*name),
+            What::Born { key, allocation } => {
+                self.rollup.born(allocation);
+                self.live.insert(*key, *allocation);
+            }
+            What::Gone { key } => {
+                if let Some(allocation) = self.live.swap_remove(key) {
+                    self.rollup.gone(&allocation);
+                }
+            }
+            What::Vmm(change) => self.vmm.apply(*change),
+            What::Failed { place, begins } => self.rollup.failed(*place, *begins),
+            What::Baseline { gpu_uuid } => {
+                self.baseline.insert(gpu_uuid.clone());
+            }
+            What::Exiting { seq, at_ns } => self.exiting = Some((*seq, *at_ns)),
+            What::Replaced => self.forget_program(),
+        }
+    }
+}
