@@ -4,13 +4,18 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
-/// Version of all schemas together; raised when a column is appended.
-pub const SCHEMA_VERSION: u32 = 1;
+/// Version of all schemas together; raised when a column or a table is added. A collector
+/// takes every version up to its own: what an older agent's rows lack is NULL.
+///
+/// 1: the first. 2: `stack_windows`, `device_windows`, `processes.pod_uid`, the memory kinds
+/// `vmm_mapped` and `ipc`.
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// One table of the data model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// One call that allocates, frees, registers, unregisters, or fails to.
+    /// One call that allocates, frees, reserves, maps, registers, or fails to; the other way
+    /// round likewise.
     AllocEvents,
     /// One distinct call stack.
     Stacks,
@@ -22,17 +27,23 @@ pub enum Table {
     HostBuffers,
     /// One window of one agent: what it saw and what it lost.
     AgentWindows,
+    /// What one stack did in one window of one process: the roll-up that outlives raw events.
+    StackWindows,
+    /// What one process did on one device in one window, by kind of memory.
+    DeviceWindows,
 }
 
 impl Table {
     /// Every table, in the order of the documentation.
-    pub const ALL: [Table; 6] = [
+    pub const ALL: [Table; 8] = [
         Table::AllocEvents,
         Table::Stacks,
         Table::Processes,
         Table::Devices,
         Table::HostBuffers,
         Table::AgentWindows,
+        Table::StackWindows,
+        Table::DeviceWindows,
     ];
 
     /// The table's name in SQL and on disk.
@@ -44,6 +55,8 @@ impl Table {
             Table::Devices => "devices",
             Table::HostBuffers => "host_buffers",
             Table::AgentWindows => "agent_windows",
+            Table::StackWindows => "stack_windows",
+            Table::DeviceWindows => "device_windows",
         }
     }
 
@@ -61,7 +74,7 @@ impl Table {
     pub const fn doc(self) -> &'static str {
         match self {
             Table::AllocEvents => {
-                "one call that allocates, frees, registers, unregisters, or fails to"
+                "one call that allocates, frees, reserves, releases, maps, unmaps, registers, unregisters, or fails to"
             }
             Table::Stacks => "one distinct call stack",
             Table::Processes => {
@@ -72,6 +85,12 @@ impl Table {
                 "placement of one pinned or registered host buffer, measured once after the call"
             }
             Table::AgentWindows => "one window of one agent: events seen and lost",
+            Table::StackWindows => {
+                "what one stack did in one window (default 60 s) of one process: the roll-up of counted rows, written for every stack that was active, when its process ends, and every 60th window for all that live"
+            }
+            Table::DeviceWindows => {
+                "what one process did on one device in one window (default 60 s), by kind of memory: the roll-up of counted rows and of failures, written as stack_windows"
+            }
         }
     }
 
@@ -84,6 +103,8 @@ impl Table {
             Table::Devices => devices(),
             Table::HostBuffers => host_buffers(),
             Table::AgentWindows => agent_windows(),
+            Table::StackWindows => stack_windows(),
+            Table::DeviceWindows => device_windows(),
         }
     }
 
@@ -187,13 +208,13 @@ fn alloc_events() -> Vec<Column> {
         required(
             "ts",
             timestamp(),
-            "when the call took effect: an allocation at its return, a free at its entry",
+            "when the call took effect: what gives (alloc, reserve, map, register) at its return, what takes (free, release, unmap, unregister) at its entry",
         ),
         required("ts_ns", Int64, "the same, nanoseconds since 1970"),
         optional(
             "ts_enter",
             timestamp(),
-            "when the call was entered; NULL for implicit frees",
+            "when the call was entered; NULL on implicit rows",
         ),
         required("host", Utf8, "host name"),
         required("boot_id", Utf8, "the kernel's boot id"),
@@ -203,7 +224,7 @@ fn alloc_events() -> Vec<Column> {
             "one process lifetime (host, boot, pid, start time), hashed to 63 bits",
         ),
         required("pid", Int32, "process id in the host's namespace"),
-        optional("tid", Int32, "thread that called; NULL for implicit frees"),
+        optional("tid", Int32, "thread that called; NULL on implicit rows"),
         optional(
             "gpu_uuid",
             Utf8,
@@ -212,7 +233,7 @@ fn alloc_events() -> Vec<Column> {
         optional(
             "device",
             Int32,
-            "device ordinal as the process sees it; on a free, the device that allocated",
+            "device ordinal as the process sees it; on a free, the device that allocated; NULL if not certain",
         ),
         optional(
             "context",
@@ -220,43 +241,51 @@ fn alloc_events() -> Vec<Column> {
             "CUDA context current at the call, if seen",
         ),
         optional("stream", Int64, "stream handle of stream-ordered calls"),
-        optional("pool", Int64, "memory pool handle"),
+        optional(
+            "pool",
+            Int64,
+            "memory pool handle; NULL on a slice whose call names no pool (the device's current pool)",
+        ),
         required("layer", Utf8, "driver, runtime or framework"),
         required(
             "source",
             Utf8,
-            "uprobe, usdt, cupti, import, or agent (implicit frees)",
+            "uprobe, usdt, cupti, import, agent (implicit rows), or nvml (baseline rows)",
         ),
         required(
             "api",
             Utf8,
-            "function called, as exported; process_exit for implicit frees at exit",
+            "function called, as exported; on implicit rows the reason: process_exit, process_exec, address_reuse, the call that ended the memory with others (cuCtxDestroy_v2, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxRelease_v2, cuMemPoolDestroy, cuMemUnmap), or baseline",
         ),
         required(
             "op",
             Utf8,
-            "alloc, free, map, unmap, reserve, release, register, unregister, oom",
+            "what begins: alloc, reserve (addresses), map, register; what ends it: free, release, unmap, unregister; oom (an allocator's report)",
         ),
         optional(
             "memory_kind",
             Utf8,
-            "device, managed, pinned_host, registered_host, vmm_physical, vmm_virtual, pool, array, framework_block; NULL on a free of an unknown address",
+            "physical: device, managed, array, vmm_physical; host: pinned_host, registered_host; virtual: vmm_virtual (reserved), vmm_mapped (mapped); sub-allocated: pool, framework_block; another process's: ipc. NULL on a baseline row and on a free of an unknown address. Bytes of two classes are never summed",
         ),
         optional(
             "address",
             Int64,
-            "address given or taken; NULL if the call failed to give one",
+            "address given or taken, for vmm_physical the handle; NULL if the call failed to give one",
         ),
         optional(
             "bytes",
             Int64,
-            "bytes the call gave or took; 0 if it failed; NULL if not known",
+            "bytes the call gave or took, a pitched allocation's with its padding; 0 if it failed or only took or dropped a reference; NULL if not known (ipc, an imported handle, a free of an unknown address)",
         ),
-        optional("requested_bytes", Int64, "bytes asked for"),
+        optional(
+            "requested_bytes",
+            Int64,
+            "bytes asked for; of a pitched allocation without the padding",
+        ),
         optional(
             "result",
             Int32,
-            "result code of the call, 0 is success; NULL for implicit frees",
+            "result code of the call, 0 is success; NULL on implicit rows",
         ),
         optional("duration_ns", Int64, "time inside the call, nanoseconds"),
         optional(
@@ -272,7 +301,7 @@ fn alloc_events() -> Vec<Column> {
         required(
             "counted",
             Boolean,
-            "true on the one row of a call chain that stands for its physical bytes",
+            "true on the one row of a call chain that stands for its bytes, within the class of its memory_kind; never true for ipc, baseline, a reference, an imported handle, or an unknown address",
         ),
         optional(
             "parent_seq",
@@ -282,7 +311,7 @@ fn alloc_events() -> Vec<Column> {
         required(
             "implicit",
             Boolean,
-            "true for a free that no call asked for (process exit)",
+            "true for a free that no call asked for by name (see api), and for a baseline row: what a process older than the agent held on a card when first met",
         ),
         optional(
             "alloc_seq",
@@ -359,6 +388,11 @@ fn processes() -> Vec<Column> {
         ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
+        optional(
+            "pod_uid",
+            Utf8,
+            "uid of the Kubernetes pod, from the cgroup path",
+        ),
     ]
 }
 
@@ -455,16 +489,20 @@ fn agent_windows() -> Vec<Column> {
             list_of(count_fields("source")),
             "the same by source",
         ),
-        required("lost", Int64, "calls lost in the window"),
+        required(
+            "lost",
+            Int64,
+            "calls lost in the window, or kept without their stack or end: the sum of lost_by_cause",
+        ),
         required(
             "lost_by_cause",
             list_of(count_fields("cause")),
-            "the same by cause",
+            "the same by cause: ring_full, threads_full, too_deep, missed_return, missed_entry, read_fault, undecodable (calls that never became rows), spool_full (rows not written), live_full (allocations not followed to their end), stacks_full (rows without their stack), restart_gap (nobody watched; how many is not known, 0 here)",
         ),
         required(
             "lossy",
             Boolean,
-            "lost > 0, or nobody watched for a time (cause restart_gap, whose count is not known and 0 here)",
+            "lost > 0, or nobody watched for a time (cause restart_gap)",
         ),
         optional(
             "cpu_ns",
@@ -479,6 +517,149 @@ fn agent_windows() -> Vec<Column> {
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
     ]
+}
+
+/// The columns that `stack_windows` and `device_windows` begin with.
+fn window_key() -> Vec<Column> {
+    use DataType::{Int32, Int64, Utf8};
+    vec![
+        required("ts", timestamp(), "start of the window"),
+        required("ts_ns", Int64, "the same, nanoseconds since 1970"),
+        required("window_end", timestamp(), "end of the window"),
+        required("host", Utf8, "host name"),
+        required("boot_id", Utf8, "the kernel's boot id"),
+        required(
+            "process_id",
+            Int64,
+            "one process lifetime, hashed to 63 bits",
+        ),
+        required("pid", Int32, "process id in the host's namespace"),
+        optional(
+            "gpu_uuid",
+            Utf8,
+            "the card, as NVML names it; NULL when not certain",
+        ),
+        optional(
+            "device",
+            Int32,
+            "device ordinal as the process sees it; NULL when not certain",
+        ),
+        required("memory_kind", Utf8, "as in alloc_events"),
+        required(
+            "layer",
+            Utf8,
+            "layer of the counted rows: driver or runtime",
+        ),
+    ]
+}
+
+fn window_counts() -> Vec<Column> {
+    use DataType::Int64;
+    vec![
+        required(
+            "alloc_bytes",
+            Int64,
+            "bytes of what began in the window (counted rows)",
+        ),
+        required("alloc_count", Int64, "how many began in the window"),
+        required(
+            "free_bytes",
+            Int64,
+            "bytes of what ended in the window, charged to who allocated",
+        ),
+        required("free_count", Int64, "how many ended in the window"),
+    ]
+}
+
+fn window_origin() -> Vec<Column> {
+    use DataType::{Boolean, Int64, Utf8};
+    vec![
+        required(
+            "lossy",
+            Boolean,
+            "the agent lost events in this window, or nobody watched for a time",
+        ),
+        required("agent_id", Utf8, "agent that wrote the row"),
+        required("batch_seq", Int64, "batch that carried the row"),
+    ]
+}
+
+fn stack_windows() -> Vec<Column> {
+    use DataType::Int64;
+    let own = vec![
+        required(
+            "live_bytes",
+            Int64,
+            "bytes of the stack that live at the end of the window",
+        ),
+        required("live_count", Int64, "how many live at the end"),
+        optional(
+            "oldest_live_age_ns",
+            Int64,
+            "age of the oldest that lives at the end, nanoseconds; NULL when nothing lives",
+        ),
+        required(
+            "peak_live_bytes",
+            Int64,
+            "most live bytes of the stack at one moment of the window, over events",
+        ),
+    ];
+    let stack = optional(
+        "stack_id",
+        Int64,
+        "stack that allocated; joins stacks; NULL: no stack was taken",
+    );
+    [
+        window_key(),
+        vec![stack],
+        window_counts(),
+        own,
+        window_origin(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn device_windows() -> Vec<Column> {
+    use DataType::Int64;
+    let own = vec![
+        required(
+            "failed_allocations",
+            Int64,
+            "calls that would have begun something and failed, one per call chain",
+        ),
+        required(
+            "failed_frees",
+            Int64,
+            "calls that would have ended something and failed, one per call chain",
+        ),
+        required(
+            "live_bytes",
+            Int64,
+            "bytes that live at the end of the window",
+        ),
+        required("live_count", Int64, "how many live at the end"),
+        required(
+            "peak_live_bytes",
+            Int64,
+            "most live bytes at one moment of the window, over events",
+        ),
+        required(
+            "process_peak_bytes",
+            Int64,
+            "most live bytes at one moment since the process was met, over events",
+        ),
+        optional(
+            "pool_reserved_bytes",
+            Int64,
+            "memory that pools of the device hold, as the program itself last read it (pool attribute 5); NULL when it never asked",
+        ),
+    ];
+    [window_key(), window_counts(), own, window_origin()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[cfg(test)]
