@@ -76,6 +76,12 @@ impl ToToml for bool {
     }
 }
 
+impl ToToml for usize {
+    fn to_toml(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl ToToml for String {
     fn to_toml(&self) -> String {
         toml::Value::String(self.clone()).to_string()
@@ -157,6 +163,10 @@ configuration! {
     /// How long an event waits for an earlier one that is under way, such as a free that the
     /// driver takes long over.
     hold: Span = Span(Duration::from_millis(200)), "VRAMSCOPE_HOLD";
+    /// How many allocations may be alive in the books, in all processes together; each takes up
+    /// to 96 bytes of memory. Beyond that new ones are written but not followed, and counted as
+    /// lost (live_full).
+    live_limit: usize = 16_000_000, "VRAMSCOPE_LIVE_LIMIT";
     /// Hook a whole library by one link where the kernel can (6.6 on); false: one perf event for
     /// each function, which every kernel can. Takes effect when the probes are made anew.
     uprobe_multi: bool = true, "VRAMSCOPE_UPROBE_MULTI";

@@ -135,7 +135,7 @@ impl Spool {
         if self.first || self.journal.wants_rewrite() {
             let frame = Frame {
                 state,
-                changes: checkpoint.ledger.snapshot(),
+                changes: checkpoint.ledger.snapshot().collect(),
                 stacks: checkpoint.stacks.known(),
             };
             self.journal.rewrite(&frame)?;

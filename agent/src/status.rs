@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::clock;
 use crate::host::identity::Host;
 use crate::output::Checkpoint;
+use crate::probes::hooks::Class;
 use crate::spool::folder;
 
 const FILE: &str = "status.json";
@@ -54,7 +55,7 @@ pub fn write(
     let (live_bytes, live_blocks) = checkpoint
         .ledger
         .processes()
-        .map(crate::ledger::Process::live_totals)
+        .map(|process| process.rollup.live(Class::Physical))
         .fold((0, 0), |(bytes, blocks), (b, n)| (bytes + b, blocks + n));
     let files = folder::list(spool)?;
     let known = checkpoint.discovery.known();

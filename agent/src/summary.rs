@@ -51,27 +51,24 @@ pub struct Summary {
     lines: BTreeMap<(u32, Option<i32>, &'static str), Line>,
     stacks: HashMap<i64, StackLine>,
     names: HashMap<i64, String>,
-    /// Failed calls that a driver row told of: the runtime's failure above them is the same one.
-    failed_parents: std::collections::HashSet<i64>,
 }
 
 impl Summary {
     /// Takes one row, in order of `seq`.
     pub fn add(&mut self, row: &AllocRow) {
-        let Some(kind) = row.memory_kind else { return };
-        let begins = matches!(row.op, "alloc" | "register");
+        let begins = matches!(row.op, "alloc" | "register" | "reserve" | "map");
         let failed = row.result.is_some_and(|result| result != 0);
-        if failed {
-            // Inner calls come before outer ones when they allocate, after them when they free.
-            if let Some(parent) = row.parent_seq {
-                self.failed_parents.insert(parent);
-            }
-            if self.failed_parents.contains(&row.seq) {
-                return;
-            }
-        } else if !row.counted {
+        // A failure counts once a chain, where it began.
+        let counts = if failed {
+            row.parent_seq.is_none()
+        } else {
+            row.counted
+        };
+        if !counts {
             return;
         }
+        // What a free of an unknown address would have freed is not known.
+        let kind = row.memory_kind.unwrap_or("unknown");
         let line = self
             .lines
             .entry((row.pid, row.device, kind))
@@ -84,13 +81,7 @@ impl Summary {
         let bytes = row.bytes.unwrap_or(0) as u64;
         match (begins, failed) {
             (true, true) => line.failed_allocations += 1,
-            (false, true) => {
-                // An enclosing free comes first and is taken back when the nested one shows up.
-                line.failed_frees += 1;
-                if row.parent_seq.is_some() {
-                    line.failed_frees = line.failed_frees.saturating_sub(1);
-                }
-            }
+            (false, true) => line.failed_frees += 1,
             (true, false) => {
                 line.allocations += 1;
                 line.allocated_bytes += bytes;

@@ -3,10 +3,14 @@
 //! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
 //! sending) runs on threads of its own.
 
+mod placement;
 mod processes;
+mod rollups;
 mod window;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
@@ -17,14 +21,13 @@ use crate::host::clock::{self, WallClock};
 use crate::host::discovery::{Discovery, Filter};
 use crate::host::gpu::{self, Card, Sampler};
 use crate::host::identity::Host;
-use crate::host::numa;
-use crate::ledger::{Change, Ledger, Process};
+use crate::host::identity::StartTime;
+use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
-use crate::probes::hooks::MemoryKind;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::{Event, TracedCall, record};
-use crate::spool::rows::{AllocRow, DeviceRow, HostBufferRow, Rows, StackRow};
+use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::Stacks;
 use window::Window;
 pub use window::{Counts, Losses};
@@ -53,6 +56,9 @@ pub trait Observer: Send {
     fn stack(&mut self, stack: &StackRow);
 }
 
+/// Cards by process lifetime and device ordinal.
+type CardCache = RefCell<HashMap<(i64, Option<i32>), Option<Arc<str>>>>;
+
 /// See the module's text.
 pub struct Engine {
     host: Host,
@@ -62,6 +68,8 @@ pub struct Engine {
     discovery: Discovery,
     sampler: Sampler,
     cards: Vec<Card>,
+    /// The card that a process means by a device, as found before.
+    card_of: CardCache,
     orderer: Orderer,
     ledger: Ledger,
     stacks: Stacks,
@@ -75,6 +83,11 @@ pub struct Engine {
     totals: Totals,
     lost_reported: Losses,
     undecodable: u64,
+    /// What the ledger reported of its limits so far.
+    overflows: (u64, u64),
+    windows_ended: u64,
+    /// Return addresses of the record at hand.
+    frames: Vec<u64>,
     last_flush: Instant,
     last_sweep: Instant,
     last_report: Instant,
@@ -117,11 +130,12 @@ impl Engine {
             filter,
             observer,
         } = parts;
-        let mut ledger = Ledger::new(host.clone());
+        let mut ledger = Ledger::new(host.clone(), config.live_limit);
         resumed
             .changes
-            .into_iter()
+            .iter()
             .for_each(|change| ledger.restore(change));
+        ledger.restored();
         let mut stacks = Stacks::new(config.debug_symbols);
         stacks.restore(resumed.stacks);
         let next_seq = if channel.fresh {
@@ -146,6 +160,10 @@ impl Engine {
         let mut engine = Self {
             clock: WallClock::new(),
             cards: Vec::new(),
+            card_of: CardCache::default(),
+            frames: Vec::with_capacity(64),
+            overflows: (0, 0),
+            windows_ended: 0,
             rows: Rows::default(),
             reported_coverage: HashMap::new(),
             window: Window::open(resumed.window),
@@ -216,7 +234,7 @@ impl Engine {
         while self.drain() > 0 {}
         let mut ready = Vec::new();
         self.orderer.drain(|ordered| ready.push(ordered));
-        ready.into_iter().for_each(|ordered| self.handle(ordered));
+        ready.into_iter().for_each(|ordered| self.handle(&ordered));
         self.pause()
     }
 
@@ -237,47 +255,64 @@ impl Engine {
             channel,
             orderer,
             undecodable,
+            frames,
+            filter,
+            stacks,
+            discovery,
             ..
         } = self;
-        let taken = channel
-            .ring
-            .read(RECORDS_PER_TURN, |bytes| match record::decode(bytes) {
-                Ok(event) => orderer.push(event, now_ns),
+        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+            let (mut event, cut) = match record::decode(bytes, frames) {
+                Ok(decoded) => decoded,
                 Err(error) => {
                     error!("a record was lost: {error}");
                     *undecodable += 1;
+                    return;
                 }
-            });
+            };
+            // What has to be done while the process can be asked is not left for the event's turn.
+            match &mut event {
+                Event::Call(call) => {
+                    let wanted = |filter: &mut Box<dyn Filter>| filter.wants(call.tgid);
+                    if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
+                        let seen = || {
+                            let known = discovery.known();
+                            let seen = known.seen(call.tgid);
+                            seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
+                        };
+                        call.stack = stacks.resolve(call.tgid, call.hook, frames, cut, seen);
+                    }
+                }
+                Event::Exec { tgid, .. } => {
+                    stacks.forget(*tgid);
+                    discovery.look(*tgid);
+                }
+                Event::Exit { .. } => {}
+            }
+            orderer.push(event, now_ns);
+        });
         let mut ready = Vec::new();
         self.orderer.pop(now_ns, |ordered| ready.push(ordered));
-        ready.into_iter().for_each(|ordered| self.handle(ordered));
+        ready.into_iter().for_each(|ordered| self.handle(&ordered));
         taken
     }
 
-    fn handle(&mut self, mut ordered: Ordered) {
-        let event = std::mem::replace(
-            &mut ordered.event,
-            Event::Exec {
-                tgid: 0,
-                seq: 0,
-                at_ns: 0,
-            },
-        );
-        match event {
-            Event::Call(call) => self.handle_call(&ordered, &call),
+    fn handle(&mut self, ordered: &Ordered) {
+        match &ordered.event {
+            Event::Call(call) => self.handle_call(ordered, call),
             Event::Exec { tgid, seq, at_ns } => {
-                self.retire_predecessor(tgid);
-                self.discovery.look(tgid);
-                self.stacks.forget(tgid);
-                let rows = self.ledger.replaced(tgid, seq, at_ns, &self.clock);
-                self.push_alloc_rows(rows, true);
+                self.retire_predecessor(*tgid);
+                let before = self.rows.alloc_events.len();
+                self.with_desk(|ledger, desk| ledger.replaced(*tgid, *seq, *at_ns, desk));
+                self.card_of.borrow_mut().clear();
+                self.told_of_rows(before, true);
                 // Another program under the same process.
-                self.report_process(tgid);
+                self.report_process(*tgid);
             }
             Event::Exit { tgid, seq, at_ns } => {
-                self.ledger.exiting(tgid, seq, at_ns);
+                self.ledger.exiting(*tgid, *seq, *at_ns);
                 if let Some(filter) = &mut self.filter {
-                    filter.forget(tgid);
+                    filter.forget(*tgid);
                 }
             }
         }
@@ -291,88 +326,58 @@ impl Engine {
         {
             return;
         }
-        self.retire_predecessor(call.tgid);
         self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
+        match self.ledger.get(call.tgid) {
+            Some(process) if process.exiting.is_some() => self.retire_predecessor(call.tgid),
+            _ => {}
+        }
         if self.ledger.get(call.tgid).is_none() {
             let seen = self.discovery.known().seen(call.tgid).cloned();
-            let mappings = seen
-                .as_ref()
-                .map(|seen| seen.mappings.clone())
-                .unwrap_or_default();
-            self.stacks.meet(call.tgid, mappings);
-            self.ledger.meet(
-                call.tgid,
-                call.enter_ns,
-                seen.map(|seen| (seen.start, seen.program)),
-            );
+            let seen = seen.map(|seen| (seen.start, seen.program));
+            self.ledger.meet(call.tgid, call.enter_ns, seen);
             self.report_process(call.tgid);
         }
-        let stack = self.stacks.resolve(call.tgid, ordered);
-        let cards = &self.cards;
+        let before = self.rows.alloc_events.len();
+        let turn = Turn { ordered, call };
+        self.with_desk(|ledger, desk| ledger.apply(turn, desk));
+        self.place_new(before);
+        self.told_of_rows(before, false);
+    }
+
+    /// The books, and a desk with what the engine knows of cards and time.
+    fn with_desk<T>(&mut self, work: impl FnOnce(&mut Ledger, &mut Desk<'_>) -> T) -> T {
+        let (cards, cache) = (&self.cards, &self.card_of);
         let card = |process: &Process, device: Option<i32>| {
+            let key = (process.process_id, device);
+            if let Some(known) = cache.borrow().get(&key) {
+                return known.clone();
+            }
             let visible = process.program.visible_devices.as_deref();
             let order = process.program.device_order.as_deref();
-            gpu::card_of_ordinal(cards, visible, order, device?).map(|card| card.uuid.clone())
+            let found = device
+                .and_then(|device| gpu::card_of_ordinal(cards, visible, order, device))
+                .map(|card| Arc::from(card.uuid.as_str()));
+            cache.borrow_mut().insert(key, found.clone());
+            found
         };
-        let rows = self.ledger.apply(ordered, call, stack, &self.clock, &card);
-        if let Some(row) = rows.last() {
-            self.place(row);
-        }
-        self.push_alloc_rows(rows, false);
+        let mut desk = Desk {
+            clock: &self.clock,
+            card: &card,
+            rows: &mut self.rows.alloc_events,
+        };
+        work(&mut self.ledger, &mut desk)
     }
 
-    /// Measures where a host buffer that was just pinned or registered lies.
-    fn place(&mut self, row: &AllocRow) {
-        let host_kinds = [
-            MemoryKind::PinnedHost.name(),
-            MemoryKind::RegisteredHost.name(),
-        ];
-        let Some(kind) = row.memory_kind.filter(|kind| host_kinds.contains(kind)) else {
-            return;
-        };
-        let begins = row.counted && matches!(row.op, "alloc" | "register");
-        let (Some(address), Some(bytes), true) = (row.address, row.bytes, begins) else {
-            return;
-        };
-        // Gone already, or not to be asked: no row is better than a wrong one.
-        let Some(placement) = numa::placement(row.pid, address as u64, bytes as u64) else {
-            return;
-        };
-        let gpu_node = row.gpu_uuid.as_ref().and_then(|uuid| {
-            self.cards
-                .iter()
-                .find(|card| card.uuid == *uuid)
-                .and_then(|card| card.numa_node)
-        });
-        let misplaced = placement
-            .misplaced_bytes(gpu_node, bytes as u64)
-            .map(|bytes| bytes as i64);
-        self.rows.host_buffers.push(HostBufferRow {
-            ts_ns: clock::realtime_ns() as i64,
-            process_id: row.process_id,
-            pid: row.pid,
-            seq: row.seq,
-            address,
-            bytes,
-            memory_kind: kind,
-            placement,
-            gpu_uuid: row.gpu_uuid.clone(),
-            device: row.device,
-            gpu_node,
-            misplaced_bytes: misplaced,
-            stack_id: row.stack_id,
-        });
-    }
-
-    fn push_alloc_rows(&mut self, rows: Vec<AllocRow>, implicit: bool) {
+    /// Rows from `before` on are new.
+    fn told_of_rows(&mut self, before: usize, implicit: bool) {
+        let new = &self.rows.alloc_events[before..];
         if implicit {
-            self.window.counts.agent_events += rows.len() as u64;
+            self.window.counts.agent_events += new.len() as u64;
         }
         if let Some(observer) = &mut self.observer {
-            rows.iter().for_each(|row| observer.row(row));
+            new.iter().for_each(|row| observer.row(row));
         }
-        self.rows.alloc_events.extend(rows);
     }
 
     fn take_samples(&mut self, samples: Vec<gpu::Sample>) {
@@ -382,14 +387,22 @@ impl Engine {
                 .iter_mut()
                 .find(|card| card.uuid == sample.card.uuid)
             {
-                Some(card) => card.clone_from(&sample.card),
-                None => self.cards.push(sample.card.clone()),
+                Some(card) if *card == sample.card => {}
+                Some(card) => {
+                    card.clone_from(&sample.card);
+                    self.card_of.borrow_mut().clear();
+                }
+                None => {
+                    self.cards.push(sample.card.clone());
+                    self.card_of.borrow_mut().clear();
+                }
             }
+            self.take_baselines(&sample);
             let process_ids = sample
                 .processes
                 .iter()
                 .map(|(pid, _)| {
-                    let start = crate::host::identity::StartTime::of(*pid)?;
+                    let start = StartTime::of(*pid)?;
                     Some(self.host.process_id(*pid, start))
                 })
                 .collect();
@@ -398,13 +411,6 @@ impl Engine {
                 process_ids,
             });
         }
-    }
-
-    /// Closes the window, whatever its age.
-    fn end_window(&mut self) {
-        self.take_losses();
-        let row = self.window.close();
-        self.rows.agent_windows.push(row);
     }
 
     fn take_losses(&mut self) {
@@ -420,6 +426,16 @@ impl Engine {
                 self.lost_reported = counts;
             }
             Err(error) => error!("failed to read the loss counters: {error:#}"),
+        }
+        let (live_full, stacks_full) = self.ledger.overflows();
+        let new = (live_full - self.overflows.0, stacks_full - self.overflows.1);
+        self.overflows = (live_full, stacks_full);
+        self.window.counts.live_full += new.0;
+        self.window.counts.stacks_full += new.1;
+        for (cause, count) in [("live_full", new.0), ("stacks_full", new.1)] {
+            if count > 0 {
+                *self.totals.lost.entry(cause).or_default() += count;
+            }
         }
         if self.undecodable > 0 {
             self.window.counts.undecodable += self.undecodable;

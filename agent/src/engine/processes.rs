@@ -1,8 +1,9 @@
 //! Processes come and go: who is told of, and when their books are closed.
 
-use super::Engine;
+use super::{Engine, ROWS_PER_FLUSH};
+use crate::host::clock;
 use crate::host::identity::StartTime;
-use crate::host::{clock, procfs};
+use crate::host::procfs::{self, Program};
 use crate::ledger::Process;
 use crate::spool::rows::ProcessRow;
 
@@ -70,38 +71,74 @@ impl Engine {
     }
 
     fn end_process(&mut self, pid: u32) {
-        let Some(ended) = self.ledger.end(pid, 0, clock::monotonic_ns(), &self.clock) else {
+        let now_ns = clock::monotonic_ns();
+        loop {
+            let before = self.rows.alloc_events.len();
+            let is_over =
+                self.with_desk(|ledger, desk| ledger.end_some(pid, now_ns, ROWS_PER_FLUSH, desk));
+            self.told_of_rows(before, true);
+            if is_over {
+                break;
+            }
+            // A process may leave millions of allocations: their rows are written piece by piece.
+            self.flush();
+            if self.flush_failed {
+                return;
+            }
+        }
+        self.roll_up_last(pid);
+        let Some(process) = self.ledger.end(pid, now_ns) else {
             return;
         };
-        let at_ns = ended
-            .process
+        let at_ns = process
             .exiting
             .map(|(_, at_ns)| self.clock.from_monotonic(at_ns));
-        self.push_alloc_rows(ended.rows, true);
-        self.report(&ended.process, at_ns);
+        self.report(Reported::of(&process), at_ns);
         self.stacks.forget(pid);
         self.discovery.gone(pid);
         self.reported_coverage.remove(&pid);
+        self.card_of
+            .borrow_mut()
+            .retain(|(process_id, _), _| *process_id != process.process_id);
     }
 
     pub(super) fn report_process(&mut self, pid: u32) {
-        if let Some(process) = self.ledger.get(pid).cloned() {
-            self.report(&process, None);
+        if let Some(reported) = self.ledger.get(pid).map(Reported::of) {
+            self.report(reported, None);
         }
     }
 
-    fn report(&mut self, process: &Process, ended_ns: Option<i64>) {
+    fn report(&mut self, process: Reported, ended_ns: Option<i64>) {
         let coverage = self.discovery.known().coverage(process.pid);
         self.reported_coverage.insert(process.pid, coverage.len());
         self.rows.processes.push(ProcessRow {
             ts_ns: clock::realtime_ns() as i64,
             process_id: process.process_id,
             pid: process.pid,
-            exe: process.program.exe.clone(),
-            command: process.program.command.clone(),
+            exe: process.program.exe,
+            command: process.program.command,
             started_ns: Some(process.start.wall_ns()),
             ended_ns,
             coverage,
         });
+    }
+}
+
+/// What a row tells of a process; the books of one may be large.
+struct Reported {
+    pid: u32,
+    process_id: i64,
+    start: StartTime,
+    program: Program,
+}
+
+impl Reported {
+    fn of(process: &Process) -> Self {
+        Self {
+            pid: process.pid,
+            process_id: process.process_id,
+            start: process.start,
+            program: process.program.clone(),
+        }
     }
 }

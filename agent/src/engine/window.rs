@@ -21,6 +21,10 @@ pub struct Counts {
     pub lost: Losses,
     /// Records that could not be decoded.
     pub undecodable: u64,
+    /// Allocations that were not entered in the books, and events that were booked without their
+    /// stack, since there were too many.
+    pub live_full: u64,
+    pub stacks_full: u64,
     /// For a time nobody watched, and nobody knows how many calls that were.
     pub gap: bool,
 }
@@ -34,8 +38,34 @@ impl Counts {
             agent_events: 0,
             lost: [0; Loss::COUNT as usize],
             undecodable: 0,
+            live_full: 0,
+            stacks_full: 0,
             gap: false,
         }
+    }
+
+    /// What was lost, by cause, without zeros. How many calls a gap held is not known: it has a
+    /// cause and no number.
+    pub fn lost_by_cause(&self) -> Vec<(&'static str, i64)> {
+        let of_kernel = Loss::ALL.iter().map(|cause| cause.name()).zip(self.lost);
+        let own = [
+            ("undecodable", self.undecodable),
+            ("live_full", self.live_full),
+            ("stacks_full", self.stacks_full),
+        ];
+        let mut lost: Vec<_> = of_kernel
+            .chain(own)
+            .filter(|(_, count)| *count > 0)
+            .map(|(cause, count)| (cause, count as i64))
+            .collect();
+        if self.gap {
+            lost.push(("restart_gap", 0));
+        }
+        lost
+    }
+
+    pub fn is_lossy(&self) -> bool {
+        !self.lost_by_cause().is_empty()
     }
 }
 
@@ -64,16 +94,7 @@ impl Window {
     pub fn close(&mut self) -> WindowRow {
         let closed = std::mem::replace(self, Self::open(None));
         let counts = closed.counts;
-        let mut lost_by_cause: Vec<(&'static str, i64)> = Loss::ALL
-            .iter()
-            .zip(counts.lost)
-            .map(|(cause, count)| (cause.name(), count as i64))
-            .collect();
-        lost_by_cause.push(("undecodable", counts.undecodable as i64));
-        lost_by_cause.retain(|(_, count)| *count > 0);
-        if counts.gap {
-            lost_by_cause.push(("restart_gap", 0));
-        }
+        let lost_by_cause = counts.lost_by_cause();
         WindowRow {
             start_ns: counts.start_ns,
             end_ns: clock::realtime_ns() as i64,

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::identity::StartTime;
 use super::library::{self, FileId, Library};
 use super::procfs::{self, Mapping, Program};
-use crate::probes::bpf::{Attachment, Probes};
+use crate::probes::bpf::{Attachment, NOT_EXPORTED, Probes};
 
 /// When to look at a program after its exec: the loader needs a moment to map its libraries.
 const LOOKS: [Duration; 5] = [
@@ -331,6 +331,10 @@ fn hook(probes: &mut Probes, known: &Mutex<Known>, library: &Library) {
     info!(library = library.path, hooked = hooked.len(), "hooked");
     for attachment in refused {
         let reason = attachment.refused.as_deref().unwrap_or_default();
+        // Every version lacks some functions of others.
+        if reason == NOT_EXPORTED {
+            continue;
+        }
         warn!(
             library = library.path,
             symbol = attachment.symbol,

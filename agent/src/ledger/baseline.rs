@@ -29,8 +29,10 @@ impl Ledger {
             .live
             .values()
             .filter(|allocation| {
-                matches!(allocation.kind.class(), Class::Physical | Class::SubAllocated)
-                    && (desk.card)(process, allocation.device()).as_ref() == Some(card)
+                matches!(
+                    allocation.kind.class(),
+                    Class::Physical | Class::SubAllocated
+                ) && (desk.card)(process, allocation.device()).as_ref() == Some(card)
             })
             .map(|allocation| allocation.bytes)
             .sum();

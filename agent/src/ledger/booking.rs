@@ -40,7 +40,15 @@ impl Ledger {
             turn.ordered.context
         };
         let address = address.map(|address| hook.address(address));
-        self.begin(turn, (alloc.space, address), alloc.kind, measured.given, owner, row, desk);
+        self.begin(
+            turn,
+            (alloc.space, address),
+            alloc.kind,
+            measured.given,
+            owner,
+            row,
+            desk,
+        );
     }
 
     /// Enters new memory and writes its row.

@@ -14,8 +14,13 @@ use super::{Allocation, Key, Process};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Change {
     Started(Box<Process>),
-    Of { pid: u32, what: What },
-    Ended { pid: u32 },
+    Of {
+        pid: u32,
+        what: What,
+    },
+    Ended {
+        pid: u32,
+    },
     /// A window of the roll-ups is over.
     WindowEnded,
 }

@@ -200,7 +200,11 @@ impl Ledger {
         let process = &self.processes[&call.tgid];
         let kind = MemoryKind::Ipc;
         let mut row = call_row(process, turn, desk.clock);
-        row.op = if opens { kind.alloc_op() } else { kind.free_op() };
+        row.op = if opens {
+            kind.alloc_op()
+        } else {
+            kind.free_op()
+        };
         row.memory_kind = Some(kind.name());
         let address = if opens { call.out } else { Some(call.args[0]) };
         row.address = address.map(|address| address as i64);

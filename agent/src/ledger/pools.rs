@@ -43,9 +43,7 @@ impl Ledger {
                 is.reserved_bytes = Some(value);
                 What::Pool { pool, is }
             }
-            (Effect::DestroyPool, _) if turn.succeeded() => {
-                What::PoolEnded { pool: call.args[0] }
-            }
+            (Effect::DestroyPool, _) if turn.succeeded() => What::PoolEnded { pool: call.args[0] },
             (Effect::TrimPool, _) => {
                 // How much it gives back is not told.
                 let mut row = call_row(process, turn, desk.clock);
@@ -70,6 +68,8 @@ impl Ledger {
     pub fn pool_reserved_bytes(&self, pid: u32, device: Option<i32>) -> Option<u64> {
         let process = self.processes.get(&pid)?;
         let known = process.pools.values().filter(|pool| pool.device == device);
-        known.filter_map(|pool| pool.reserved_bytes).reduce(|a, b| a + b)
+        known
+            .filter_map(|pool| pool.reserved_bytes)
+            .reduce(|a, b| a + b)
     }
 }

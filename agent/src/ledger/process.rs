@@ -11,7 +11,6 @@ use super::{Allocation, Key};
 use crate::host::clock;
 use crate::host::identity::{Host, StartTime};
 use crate::host::procfs::{self, Program};
-use crate::probes::hooks::Class;
 
 /// What lives, in one table of 64 bytes an entry and an index of 9 to 18.
 pub type Live = IndexMap<Key, Allocation, foldhash::fast::RandomState>;
@@ -110,14 +109,6 @@ impl Process {
         procfs::is_gone(self.pid, self.start.0)
     }
 
-    /// Bytes and blocks that live, of one class.
-    pub fn live_totals(&self, class: Class) -> (u64, u64) {
-        let of_class = self.live.values().filter(|a| a.kind.class() == class);
-        of_class.fold((0, 0), |(bytes, blocks), allocation| {
-            (bytes + allocation.bytes, blocks + 1)
-        })
-    }
-
     /// The position of a context or pool, if it is known; 0 stands for none.
     pub fn owner(&self, name: u64) -> Option<u32> {
         let at = self.owners.iter().rposition(|owner| *owner == name)?;
@@ -126,6 +117,8 @@ impl Process {
 
     /// The context or pool at a position.
     pub fn owner_at(&self, position: u32) -> Option<u64> {
-        self.owners.get((position as usize).checked_sub(1)?).copied()
+        self.owners
+            .get((position as usize).checked_sub(1)?)
+            .copied()
     }
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Allocation;
-use crate::probes::hooks::MemoryKind;
+use crate::probes::hooks::{Class, MemoryKind};
 
 /// Distinct stacks a process's roll-up tells apart. What goes beyond is booked without a stack,
 /// and counted as `stacks_full`.
@@ -137,6 +137,20 @@ impl Rollup {
         }
     }
 
+    /// Bytes and blocks of one class that live.
+    pub fn live(&self, class: Class) -> (u64, u64) {
+        let of_class = self
+            .devices
+            .iter()
+            .filter(|(place, _)| place.kind.class() == class);
+        of_class.fold((0, 0), |(bytes, blocks), (_, device)| {
+            (
+                bytes + device.sums.live_bytes,
+                blocks + device.sums.live_count,
+            )
+        })
+    }
+
     /// What happened in the window that ends now; with `all`, also what only lives.
     pub fn window(&self, all: bool) -> Window {
         let mut window = Window::default();
@@ -151,7 +165,9 @@ impl Rollup {
             }
         }
         window.devices.sort_unstable_by_key(|(place, _)| *place);
-        window.stacks.sort_unstable_by_key(|(place, stack, _)| (*place, *stack));
+        window
+            .stacks
+            .sort_unstable_by_key(|(place, stack, _)| (*place, *stack));
         window
     }
 
@@ -174,13 +190,7 @@ mod tests {
     use super::*;
 
     fn allocation(bytes: u64, stack: Option<i64>) -> Allocation {
-        Allocation::new(
-            MemoryKind::Device,
-            bytes,
-            Some(1),
-            true,
-            stack,
-        )
+        Allocation::new(MemoryKind::Device, bytes, Some(1), true, stack)
     }
 
     const PLACE: Place = Place {
@@ -234,15 +244,23 @@ mod tests {
     #[test]
     fn too_many_stacks_are_booked_together_and_counted() {
         let mut rollup = Rollup::default();
-        for stack in 0..STACKS as i64 + 3 {
+        for stack in 1..=STACKS as i64 + 3 {
             rollup.born(&allocation(1, Some(stack)));
         }
         assert_eq!(rollup.stacks_full, 3);
-        rollup.gone(&allocation(1, Some(STACKS as i64)));
+        rollup.gone(&allocation(1, Some(STACKS as i64 + 1)));
         let window = rollup.window(false);
-        let (_, _, sums) = window.stacks.iter().find(|(_, stack, _)| stack.is_none()).unwrap();
+        let (_, _, sums) = window
+            .stacks
+            .iter()
+            .find(|(_, stack, _)| stack.is_none())
+            .unwrap();
         assert_eq!((sums.live_count, sums.free_count), (2, 1));
-        let total: u64 = window.stacks.iter().map(|(_, _, sums)| sums.live_count).sum();
+        let total: u64 = window
+            .stacks
+            .iter()
+            .map(|(_, _, sums)| sums.live_count)
+            .sum();
         assert_eq!(total, STACKS as u64 + 2);
     }
 }

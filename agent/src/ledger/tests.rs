@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::probes::Event;
-use crate::probes::hooks::HOOKS;
+use crate::probes::hooks::{Class, HOOKS};
+use crate::probes::record::Stack;
 
 fn host() -> Host {
     Host {
@@ -18,43 +19,75 @@ fn host() -> Host {
 fn call(symbol: &str, seq: u64, args: [u64; 2], out: Option<u64>, result: i32) -> TracedCall {
     TracedCall {
         hook: HOOKS.iter().position(|hook| hook.symbol == symbol).unwrap() as u16,
-        tgid: 4_000_000,
+        tgid: PID,
         tid: 4_000_001,
         seq,
         enter_ns: seq * 10,
         exit_ns: seq * 10 + 5,
         parent_enter_ns: None,
         args: [args[0], args[1], 0, 0, 0, 0],
+        extra: None,
         out,
         context: None,
         device: Some(1),
         result,
-        stack: Vec::new(),
-        stack_full: false,
+        stack: Stack::default(),
     }
+}
+
+const PID: u32 = 4_000_000;
+
+fn new_ledger() -> Ledger {
+    Ledger::new(host(), 1_000_000)
+}
+
+/// Rows of what `work` does.
+fn rows_of(ledger: &mut Ledger, work: impl FnOnce(&mut Ledger, &mut Desk<'_>)) -> Vec<AllocRow> {
+    let card = |_: &Process, device: Option<i32>| device.map(|d| format!("GPU-{d}").into());
+    let mut rows = Vec::new();
+    let mut desk = Desk {
+        clock: &WallClock::new(),
+        card: &card,
+        rows: &mut rows,
+    };
+    work(ledger, &mut desk);
+    rows
 }
 
 fn apply(ledger: &mut Ledger, call: &TracedCall, nested_success: bool) -> Vec<AllocRow> {
     let ordered = Ordered {
         event: Event::Call(call.clone()),
         parent_seq: None,
-        root_hook: Some(call.hook),
-        stack: Vec::new(),
-        stack_full: false,
+        stack: call.stack,
         nested_success,
         context: call.context,
     };
-    let card = |_: &Process, device: Option<i32>| device.map(|d| format!("GPU-{d}"));
-    ledger.apply(&ordered, call, Stack::default(), &WallClock::new(), &card)
+    let ordered = &ordered;
+    rows_of(ledger, |ledger, desk| {
+        ledger.apply(Turn { ordered, call }, desk);
+    })
 }
 
+/// Bytes and blocks that live, of all kinds.
 fn live(ledger: &Ledger) -> (u64, u64) {
-    ledger.get(4_000_000).map_or((0, 0), Process::live_totals)
+    let Some(process) = ledger.get(PID) else {
+        return (0, 0);
+    };
+    let classes = [
+        Class::Physical,
+        Class::Host,
+        Class::Virtual,
+        Class::SubAllocated,
+    ];
+    classes.iter().fold((0, 0), |(bytes, blocks), class| {
+        let (b, n) = process.rollup.live(*class);
+        (bytes + b, blocks + n)
+    })
 }
 
 #[test]
 fn of_a_chain_the_driver_row_counts() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     let driver = apply(
         &mut ledger,
         &call("cuMemAlloc_v2", 1, [0, 100], Some(0x1000), 0),
@@ -90,7 +123,7 @@ fn of_a_chain_the_driver_row_counts() {
 
 #[test]
 fn failures_are_rows_and_not_memory() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     let failed = apply(
         &mut ledger,
         &call("cuMemAlloc_v2", 1, [0, 1 << 50], None, 2),
@@ -132,7 +165,7 @@ fn failures_are_rows_and_not_memory() {
 
 #[test]
 fn a_free_goes_to_the_device_that_allocated() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     apply(
         &mut ledger,
         &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
@@ -149,7 +182,7 @@ fn a_free_goes_to_the_device_that_allocated() {
 
 #[test]
 fn contexts_tell_the_device_and_win_over_the_runtime_for_driver_calls() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     apply(
         &mut ledger,
         &call("cuDevicePrimaryCtxRetain", 1, [0, 0], Some(0xc0), 0),
@@ -170,7 +203,7 @@ fn contexts_tell_the_device_and_win_over_the_runtime_for_driver_calls() {
 
 #[test]
 fn a_reused_address_ends_the_block_whose_free_was_lost() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     apply(
         &mut ledger,
         &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
@@ -197,7 +230,7 @@ fn a_reused_address_ends_the_block_whose_free_was_lost() {
 
 #[test]
 fn freeing_null_is_nothing_and_zero_bytes_are_no_memory() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     assert!(apply(&mut ledger, &call("cudaFree", 1, [0, 0], None, 0), false).is_empty());
     let rows = apply(
         &mut ledger,
@@ -212,7 +245,7 @@ fn freeing_null_is_nothing_and_zero_bytes_are_no_memory() {
 
 #[test]
 fn an_exit_frees_what_lives() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     apply(
         &mut ledger,
         &call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0),
@@ -223,13 +256,16 @@ fn an_exit_frees_what_lives() {
         &call("cuMemHostRegister_v2", 2, [0x5000, 4096], None, 0),
         false,
     );
-    ledger.exiting(4_000_000, 3, 99);
-    let ended = ledger.end(4_000_000, 0, 0, &WallClock::new()).unwrap();
-    let summary: Vec<_> = ended
-        .rows
+    ledger.exiting(PID, 3, 99);
+    let rows = rows_of(&mut ledger, |ledger, desk| {
+        assert!(!ledger.end_some(PID, 0, 1, desk), "one of two at a time");
+        assert!(ledger.end_some(PID, 0, 1, desk));
+    });
+    let mut summary: Vec<_> = rows
         .iter()
         .map(|r| (r.op, r.bytes, r.implicit, r.seq, r.alloc_seq))
         .collect();
+    summary.sort_unstable_by_key(|(.., alloc_seq)| *alloc_seq);
     assert_eq!(
         summary,
         [
@@ -237,12 +273,13 @@ fn an_exit_frees_what_lives() {
             ("unregister", Some(4096), true, 3, Some(2))
         ]
     );
-    assert!(ledger.end(4_000_000, 0, 0, &WallClock::new()).is_none());
+    assert_eq!(live(&ledger), (0, 0));
+    assert!(ledger.end(PID, 0).is_some() && ledger.end(PID, 0).is_none());
 }
 
 #[test]
 fn a_context_takes_its_memory_along() {
-    let mut ledger = Ledger::new(host());
+    let mut ledger = new_ledger();
     let mut inside = call("cuMemAlloc_v2", 1, [0, 8], Some(0x1000), 0);
     inside.context = Some(0xc0);
     let mut outside = call("cuMemAlloc_v2", 2, [0, 16], Some(0x2000), 0);
@@ -291,7 +328,7 @@ proptest! {
     /// survive a restart from the journal's changes at any point.
     #[test]
     fn random_histories_add_up(steps in steps(), restart_at in 0..120usize) {
-        let mut ledger = Ledger::new(host());
+        let mut ledger = new_ledger();
         let mut journal = Vec::new();
         let mut model: HashMap<u64, u64> = HashMap::new();
         let mut from_rows: i64 = 0;
@@ -323,10 +360,11 @@ proptest! {
             }
             journal.extend(ledger.take_changes());
             if index == restart_at {
-                ledger = Ledger::new(host());
-                for change in journal.clone() {
+                ledger = new_ledger();
+                for change in &journal {
                     ledger.restore(change);
                 }
+                ledger.restored();
             }
             let bytes: u64 = model.values().sum();
             prop_assert_eq!(live(&ledger), (bytes, model.len() as u64));

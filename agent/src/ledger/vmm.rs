@@ -34,12 +34,25 @@ pub struct Mapping {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub enum VmmChange {
     /// A handle names new memory.
-    Created { handle: u64, memory: u64 },
+    Created {
+        handle: u64,
+        memory: u64,
+    },
     /// One more reference, by a handle that may be new.
-    Retained { handle: u64, memory: u64 },
-    Released { handle: u64 },
-    Mapped { address: u64, mapping: Mapping },
-    Unmapped { address: u64 },
+    Retained {
+        handle: u64,
+        memory: u64,
+    },
+    Released {
+        handle: u64,
+    },
+    Mapped {
+        address: u64,
+        mapping: Mapping,
+    },
+    Unmapped {
+        address: u64,
+    },
 }
 
 impl Vmm {

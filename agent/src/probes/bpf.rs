@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -26,6 +27,7 @@ use tracing::{info, warn};
 use super::channel::Channel;
 use super::hooks::{HOOKS, Layer};
 use super::multi::{self, Site};
+use super::site;
 use crate::host::bpffs;
 use crate::host::library::{FileId, Library};
 
@@ -44,6 +46,9 @@ const TRACEPOINTS: [(&str, &str); 2] = [
     ("exec", "sched_process_exec"),
     ("exit", "sched_process_exit"),
 ];
+
+/// Why a function is not hooked that its library does not have.
+pub const NOT_EXPORTED: &str = "not exported by this library";
 
 /// Whether a function of one library is probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -354,13 +359,7 @@ impl Probes {
                     .collect();
             }
         };
-        let sites: Vec<(&str, Site)> = hooks_of(library.layer)
-            .filter_map(|(index, hook)| {
-                let offset = *symbols.get(hook.symbol)?;
-                let cookie = hook.cookie(index);
-                Some((hook.symbol, Site { offset, cookie }))
-            })
-            .collect();
+        let Chosen { sites, same_code } = choose_sites(library, &symbols);
         let at_once = self
             .attach_at_once(library, &sites)
             .unwrap_or_else(|error| {
@@ -373,8 +372,12 @@ impl Probes {
         hooks_of(library.layer)
             .map(|(_, hook)| {
                 let site = sites.iter().find(|(symbol, _)| *symbol == hook.symbol);
+                let twin = same_code.get(hook.symbol);
                 let refused = match site {
-                    None => Some("not exported by this library".to_string()),
+                    None if twin.is_some() => {
+                        twin.map(|twin| format!("the same code as {twin}, which is hooked"))
+                    }
+                    None => Some(NOT_EXPORTED.to_string()),
                     Some(_) if at_once => None,
                     Some((symbol, site)) => self
                         .attach_one(library, symbol, *site)
@@ -461,6 +464,46 @@ impl Probes {
         }
         Ok(())
     }
+}
+
+/// Where to probe, and names that are other names of code probed already.
+struct Chosen {
+    sites: Vec<(&'static str, Site)>,
+    same_code: HashMap<&'static str, &'static str>,
+}
+
+/// One site for each function; of two names for the same code the first in the table, since two
+/// probes there would see every call twice.
+fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u64>) -> Chosen {
+    let file = fs::File::open(&library.open_path).ok();
+    let mut chosen = Chosen {
+        sites: Vec::new(),
+        same_code: HashMap::new(),
+    };
+    let mut taken = HashMap::new();
+    for (index, hook) in hooks_of(library.layer) {
+        let Some(start) = symbols.get(hook.symbol) else {
+            continue;
+        };
+        if let Some(twin) = taken.get(start) {
+            chosen.same_code.insert(hook.symbol, *twin);
+            continue;
+        }
+        taken.insert(*start, hook.symbol);
+        let mut code = [0; site::PREFIX];
+        let is_read = file
+            .as_ref()
+            .is_some_and(|file| file.read_exact_at(&mut code, *start).is_ok());
+        let displacement = if is_read {
+            site::displacement(&code)
+        } else {
+            0
+        };
+        let offset = start + displacement;
+        let cookie = hook.cookie(index);
+        chosen.sites.push((hook.symbol, Site { offset, cookie }));
+    }
+    chosen
 }
 
 fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {

@@ -8,5 +8,6 @@ mod multi;
 pub mod order;
 pub mod record;
 pub mod ring;
+mod site;
 
 pub use record::{Event, TracedCall};

@@ -1,17 +1,23 @@
 //! The rows of the tables as the agent makes them. Names, units and meaning are those of the
 //! data model (`vramscope_wire::schema`).
 
+use std::sync::Arc;
+
+use crate::ledger::rollup::{DeviceSums, Place, Sums};
+
 /// A row of `alloc_events`, without the columns that the file adds (host, boot, agent, batch).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllocRow {
     pub ts_ns: i64,
     pub ts_enter_ns: Option<i64>,
     pub process_id: i64,
     pub pid: u32,
     pub tid: Option<u32>,
-    pub gpu_uuid: Option<String>,
+    pub gpu_uuid: Option<Arc<str>>,
     pub device: Option<i32>,
     pub context: Option<i64>,
+    pub stream: Option<i64>,
+    pub pool: Option<i64>,
     pub layer: &'static str,
     pub source: &'static str,
     pub api: &'static str,
@@ -84,7 +90,7 @@ pub struct HostBufferRow {
     pub bytes: i64,
     pub memory_kind: &'static str,
     pub placement: crate::host::numa::Placement,
-    pub gpu_uuid: Option<String>,
+    pub gpu_uuid: Option<Arc<str>>,
     pub device: Option<i32>,
     pub gpu_node: Option<i32>,
     pub misplaced_bytes: Option<i64>,
@@ -103,6 +109,35 @@ pub struct WindowRow {
     pub rss_bytes: Option<i64>,
 }
 
+/// What rows of `stack_windows` and `device_windows` have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WindowOf {
+    pub start_ns: i64,
+    pub end_ns: i64,
+    pub process_id: i64,
+    pub pid: u32,
+    pub gpu_uuid: Option<Arc<str>>,
+    pub place: Place,
+    pub lossy: bool,
+}
+
+/// A row of `stack_windows`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackWindowRow {
+    pub of: WindowOf,
+    pub stack_id: Option<i64>,
+    pub sums: Sums,
+    pub oldest_live_age_ns: Option<i64>,
+}
+
+/// A row of `device_windows`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceWindowRow {
+    pub of: WindowOf,
+    pub device: DeviceSums,
+    pub pool_reserved_bytes: Option<i64>,
+}
+
 /// Rows of all tables that wait to be written.
 #[derive(Debug, Default)]
 pub struct Rows {
@@ -112,6 +147,8 @@ pub struct Rows {
     pub devices: Vec<DeviceRow>,
     pub host_buffers: Vec<HostBufferRow>,
     pub agent_windows: Vec<WindowRow>,
+    pub stack_windows: Vec<StackWindowRow>,
+    pub device_windows: Vec<DeviceWindowRow>,
 }
 
 impl Rows {
@@ -122,6 +159,8 @@ impl Rows {
             && self.devices.is_empty()
             && self.host_buffers.is_empty()
             && self.agent_windows.is_empty()
+            && self.stack_windows.is_empty()
+            && self.device_windows.is_empty()
     }
 }
 
@@ -149,6 +188,8 @@ pub mod samples {
                 gpu_uuid: None,
                 device: Some(0),
                 context: None,
+                stream: None,
+                pool: Some(6),
                 layer: "driver",
                 source: "uprobe",
                 api: "cuMemAlloc_v2",
@@ -235,6 +276,33 @@ pub mod samples {
                 cpu_ns: Some(1),
                 rss_bytes: None,
             }],
+            stack_windows: vec![StackWindowRow {
+                of: window_of(),
+                stack_id: None,
+                sums: Sums::default(),
+                oldest_live_age_ns: Some(7),
+            }],
+            device_windows: vec![DeviceWindowRow {
+                of: window_of(),
+                device: DeviceSums::default(),
+                pool_reserved_bytes: None,
+            }],
+        }
+    }
+
+    fn window_of() -> WindowOf {
+        WindowOf {
+            start_ns: 1,
+            end_ns: 2,
+            process_id: 5,
+            pid: 1,
+            gpu_uuid: None,
+            place: Place {
+                device: None,
+                kind: crate::probes::hooks::MemoryKind::Pool,
+                is_driver: true,
+            },
+            lossy: false,
         }
     }
 }

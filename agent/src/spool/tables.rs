@@ -13,9 +13,12 @@ use arrow::error::ArrowError;
 use vramscope_wire::{Table, schema};
 
 use super::rows::{
-    AllocRow, DeviceRow, FrameRow, HostBufferRow, ProcessRow, Rows, StackRow, WindowRow,
+    AllocRow, DeviceRow, DeviceWindowRow, FrameRow, HostBufferRow, ProcessRow, Rows, StackRow,
+    StackWindowRow, WindowOf, WindowRow,
 };
 use crate::host::identity::Host;
+use crate::ledger::rollup::Sums;
+use crate::probes::hooks::Layer;
 
 /// What every row of one file has in common.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +37,8 @@ pub fn tables_with_rows(rows: &Rows) -> Vec<Table> {
         (Table::HostBuffers, rows.host_buffers.is_empty()),
         (Table::Devices, rows.devices.is_empty()),
         (Table::AgentWindows, rows.agent_windows.is_empty()),
+        (Table::StackWindows, rows.stack_windows.is_empty()),
+        (Table::DeviceWindows, rows.device_windows.is_empty()),
     ];
     all.into_iter()
         .filter(|(_, empty)| !empty)
@@ -50,8 +55,8 @@ pub fn batch(table: Table, rows: &Rows, origin: Origin<'_>) -> Result<RecordBatc
         Table::Devices => devices(&rows.devices, origin),
         Table::HostBuffers => host_buffers(&rows.host_buffers, origin),
         Table::AgentWindows => agent_windows(&rows.agent_windows, origin),
-        // Nothing makes their rows yet.
-        Table::StackWindows | Table::DeviceWindows => build(table, 0, origin, Vec::new()),
+        Table::StackWindows => stack_windows(&rows.stack_windows, origin),
+        Table::DeviceWindows => device_windows(&rows.device_windows, origin),
     }
 }
 
@@ -64,15 +69,9 @@ fn build(
     mut columns: Columns,
 ) -> Result<RecordBatch, ArrowError> {
     columns.extend([
-        ("host", text(vec![Some(origin.host.name.clone()); rows])),
-        (
-            "boot_id",
-            text(vec![Some(origin.host.boot_id.clone()); rows]),
-        ),
-        (
-            "agent_id",
-            text(vec![Some(origin.agent_id.to_string()); rows]),
-        ),
+        ("host", same(&origin.host.name, rows)),
+        ("boot_id", same(&origin.host.boot_id, rows)),
+        ("agent_id", same(origin.agent_id, rows)),
         ("batch_seq", long(vec![Some(origin.batch_seq); rows])),
     ]);
     let schema = table.schema();
@@ -90,13 +89,15 @@ fn build(
     RecordBatch::try_new(schema, arrays)
 }
 
-fn text<S: Into<String>>(values: Vec<Option<S>>) -> ArrayRef {
-    Arc::new(
-        values
-            .into_iter()
-            .map(|value| value.map(Into::into))
-            .collect::<StringArray>(),
-    )
+/// The same text in every row.
+fn same(value: &str, rows: usize) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(std::iter::repeat_n(
+        value, rows,
+    )))
+}
+
+fn text<S: AsRef<str>>(values: Vec<Option<S>>) -> ArrayRef {
+    Arc::new(values.into_iter().collect::<StringArray>())
 }
 
 fn long(values: Vec<Option<i64>>) -> ArrayRef {
@@ -151,9 +152,11 @@ fn alloc_events(rows: &[AllocRow], origin: Origin<'_>) -> Result<RecordBatch, Ar
         ("process_id", column!(rows, long, |r| Some(r.process_id))),
         ("pid", column!(rows, int, |r| Some(r.pid as i32))),
         ("tid", column!(rows, int, |r| r.tid.map(|tid| tid as i32))),
-        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.clone())),
+        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.as_deref())),
         ("device", column!(rows, int, |r| r.device)),
         ("context", column!(rows, long, |r| r.context)),
+        ("stream", column!(rows, long, |r| r.stream)),
+        ("pool", column!(rows, long, |r| r.pool)),
         ("layer", column!(rows, text, |r| Some(r.layer))),
         ("source", column!(rows, text, |r| Some(r.source))),
         ("api", column!(rows, text, |r| Some(r.api))),
@@ -187,18 +190,18 @@ fn stacks(rows: &[StackRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowErr
         rows.iter().map(|row| row.frames.len()).collect(),
         vec![
             text(vec![Some("native"); frames.len()]),
-            column!(frames, text, |f| f.module.clone()),
-            column!(frames, text, |f| f.build_id.clone()),
+            column!(frames, text, |f| f.module.as_deref()),
+            column!(frames, text, |f| f.build_id.as_deref()),
             column!(frames, long, |f| f.offset),
-            column!(frames, text, |f| f.function.clone()),
-            column!(frames, text, |f| f.file.clone()),
+            column!(frames, text, |f| f.function.as_deref()),
+            column!(frames, text, |f| f.file.as_deref()),
             column!(frames, int, |f| f.line),
         ],
     )?;
     let columns = vec![
         ("stack_id", column!(rows, long, |r| Some(r.stack_id))),
         ("frames", frames_list),
-        ("folded", column!(rows, text, |r| Some(r.folded.clone()))),
+        ("folded", column!(rows, text, |r| Some(r.folded.as_str()))),
     ];
     build(Table::Stacks, rows.len(), origin, columns)
 }
@@ -209,10 +212,10 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         schema::coverage_fields(),
         rows.iter().map(|row| row.coverage.len()).collect(),
         vec![
-            column!(coverage, text, |c| Some(c.library.clone())),
+            column!(coverage, text, |c| Some(c.library.as_str())),
             column!(coverage, text, |c| Some(c.symbol)),
             column!(coverage, flag, |c| c.refused.is_none()),
-            column!(coverage, text, |c| c.refused.clone()),
+            column!(coverage, text, |c| c.refused.as_deref()),
         ],
     )?;
     let columns = vec![
@@ -220,8 +223,8 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         ("ts_ns", column!(rows, long, |r| Some(r.ts_ns))),
         ("process_id", column!(rows, long, |r| Some(r.process_id))),
         ("pid", column!(rows, int, |r| Some(r.pid as i32))),
-        ("exe", column!(rows, text, |r| r.exe.clone())),
-        ("command", column!(rows, text, |r| r.command.clone())),
+        ("exe", column!(rows, text, |r| r.exe.as_deref())),
+        ("command", column!(rows, text, |r| r.command.as_deref())),
         ("started", column!(rows, time, |r| r.started_ns)),
         ("ended", column!(rows, time, |r| r.ended_ns)),
         ("coverage", coverage_list),
@@ -249,13 +252,16 @@ fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowE
         ("ts_ns", column!(rows, long, |r| Some(r.sample.at_ns))),
         (
             "gpu_uuid",
-            column!(rows, text, |r| Some(r.sample.card.uuid.clone())),
+            column!(rows, text, |r| Some(r.sample.card.uuid.as_str())),
         ),
         (
             "device",
             column!(rows, int, |r| Some(r.sample.card.index as i32)),
         ),
-        ("name", column!(rows, text, |r| r.sample.card.name.clone())),
+        (
+            "name",
+            column!(rows, text, |r| r.sample.card.name.as_deref()),
+        ),
         (
             "total_bytes",
             column!(rows, long, |r| bytes(r.sample.total)),
@@ -277,7 +283,7 @@ fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowE
         ("numa_node", column!(rows, int, |r| r.sample.card.numa_node)),
         (
             "pci_bus_id",
-            column!(rows, text, |r| r.sample.card.pci_bus_id.clone()),
+            column!(rows, text, |r| r.sample.card.pci_bus_id.as_deref()),
         ),
         ("processes", processes_list),
     ];
@@ -309,7 +315,7 @@ fn host_buffers(rows: &[HostBufferRow], origin: Origin<'_>) -> Result<RecordBatc
         ),
         ("sampled", column!(rows, flag, |r| r.placement.sampled)),
         ("pages", pages_list),
-        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.clone())),
+        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.as_deref())),
         ("device", column!(rows, int, |r| r.device)),
         ("gpu_node", column!(rows, int, |r| r.gpu_node)),
         (
@@ -354,6 +360,99 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
         ("rss_bytes", column!(rows, long, |r| r.rss_bytes)),
     ];
     build(Table::AgentWindows, rows.len(), origin, columns)
+}
+
+/// The columns that say which window of what.
+fn windows_of<'a>(of: impl Iterator<Item = &'a WindowOf> + Clone) -> Columns {
+    let layer = |is_driver: bool| {
+        if is_driver {
+            Layer::Driver
+        } else {
+            Layer::Runtime
+        }
+    };
+    vec![
+        ("ts", time(of.clone().map(|w| Some(w.start_ns)).collect())),
+        (
+            "ts_ns",
+            long(of.clone().map(|w| Some(w.start_ns)).collect()),
+        ),
+        (
+            "window_end",
+            time(of.clone().map(|w| Some(w.end_ns)).collect()),
+        ),
+        (
+            "process_id",
+            long(of.clone().map(|w| Some(w.process_id)).collect()),
+        ),
+        ("pid", int(of.clone().map(|w| Some(w.pid as i32)).collect())),
+        (
+            "gpu_uuid",
+            text(of.clone().map(|w| w.gpu_uuid.as_deref()).collect()),
+        ),
+        ("device", int(of.clone().map(|w| w.place.device).collect())),
+        (
+            "memory_kind",
+            text(of.clone().map(|w| Some(w.place.kind.name())).collect()),
+        ),
+        (
+            "layer",
+            text(
+                of.clone()
+                    .map(|w| Some(layer(w.place.is_driver).name()))
+                    .collect(),
+            ),
+        ),
+        ("lossy", flag(of.map(|w| w.lossy).collect())),
+    ]
+}
+
+/// The columns that say what happened in it.
+fn sums_of<'a>(sums: impl Iterator<Item = &'a Sums> + Clone) -> Columns {
+    let figure = |of: fn(&Sums) -> u64| long(sums.clone().map(|s| Some(of(s) as i64)).collect());
+    vec![
+        ("alloc_bytes", figure(|s| s.alloc_bytes)),
+        ("alloc_count", figure(|s| s.alloc_count)),
+        ("free_bytes", figure(|s| s.free_bytes)),
+        ("free_count", figure(|s| s.free_count)),
+        ("live_bytes", figure(|s| s.live_bytes)),
+        ("live_count", figure(|s| s.live_count)),
+        ("peak_live_bytes", figure(|s| s.peak_bytes)),
+    ]
+}
+
+fn stack_windows(rows: &[StackWindowRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowError> {
+    let mut columns = windows_of(rows.iter().map(|r| &r.of));
+    columns.extend(sums_of(rows.iter().map(|r| &r.sums)));
+    columns.push(("stack_id", column!(rows, long, |r| r.stack_id)));
+    let ages = column!(rows, long, |r| r.oldest_live_age_ns);
+    columns.push(("oldest_live_age_ns", ages));
+    build(Table::StackWindows, rows.len(), origin, columns)
+}
+
+fn device_windows(rows: &[DeviceWindowRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowError> {
+    let mut columns = windows_of(rows.iter().map(|r| &r.of));
+    columns.extend(sums_of(rows.iter().map(|r| &r.device.sums)));
+    let figure = |value: u64| Some(value as i64);
+    columns.extend([
+        (
+            "failed_allocations",
+            column!(rows, long, |r| figure(r.device.failed_allocations)),
+        ),
+        (
+            "failed_frees",
+            column!(rows, long, |r| figure(r.device.failed_frees)),
+        ),
+        (
+            "process_peak_bytes",
+            column!(rows, long, |r| figure(r.device.process_peak_bytes)),
+        ),
+        (
+            "pool_reserved_bytes",
+            column!(rows, long, |r| r.pool_reserved_bytes),
+        ),
+    ]);
+    build(Table::DeviceWindows, rows.len(), origin, columns)
 }
 
 #[cfg(test)]

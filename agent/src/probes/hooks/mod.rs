@@ -382,7 +382,14 @@ mod tests {
             assert!(cookie.extra_arg == NO_ARG || cookie.extra_arg < 4);
             assert!(cookie.extra_words as usize <= EXTRA_WORDS);
             let ends = [
-                "Free", "Unregister", "Destroy", "Release", "Unmap", "Close", "Reset", "Detach",
+                "Free",
+                "Unregister",
+                "Destroy",
+                "Release",
+                "Unmap",
+                "Close",
+                "Reset",
+                "Detach",
                 "ThreadExit",
             ]
             .iter()

@@ -111,8 +111,8 @@ impl Size {
                         .sum();
                     (bits % 8 == 0).then_some(bits / 8)
                 });
-                let total = bytes
-                    .and_then(|element| elements(extent, levels)?.checked_mul(element));
+                let total =
+                    bytes.and_then(|element| elements(extent, levels)?.checked_mul(element));
                 same(total)
             }
         }
@@ -180,7 +180,12 @@ mod tests {
             (measured.requested, measured.given),
             (Some(5_000), Some(25_600))
         );
-        assert_eq!(Size::Pitched.measure(&[0, 0, 8, 8, 4, 0], None, false).given, None);
+        assert_eq!(
+            Size::Pitched
+                .measure(&[0, 0, 8, 8, 4, 0], None, false)
+                .given,
+            None
+        );
     }
 
     #[test]

@@ -110,7 +110,11 @@ pub const HOOKS: &[Hook] = &[
     narrow("cuArray3DCreate", array(Size::Array3D)),
     hook("cuArrayDestroy", Driver, ends(Space::Array)),
     hook("cuMipmappedArrayCreate", Driver, mipmaps(Size::Mipmaps)),
-    hook("cuMipmappedArrayDestroy", Driver, ends(Space::MipmappedArray)),
+    hook(
+        "cuMipmappedArrayDestroy",
+        Driver,
+        ends(Space::MipmappedArray),
+    ),
     hook("cudaMalloc", Runtime, PLAIN),
     hook("cudaMallocPitch", Runtime, PITCHED),
     hook("cudaMalloc3D", Runtime, PITCHED_3D),
@@ -124,9 +128,17 @@ pub const HOOKS: &[Hook] = &[
     hook("cudaFreeAsync_ptsz", Runtime, FREE_ASYNC),
     hook("cudaMallocArray", Runtime, array(Size::RuntimeArray)),
     hook("cudaMalloc3DArray", Runtime, array(Size::RuntimeArray3D)),
-    hook("cudaMallocMipmappedArray", Runtime, mipmaps(Size::RuntimeMipmaps)),
+    hook(
+        "cudaMallocMipmappedArray",
+        Runtime,
+        mipmaps(Size::RuntimeMipmaps),
+    ),
     hook("cudaFreeArray", Runtime, ends(Space::Array)),
-    hook("cudaFreeMipmappedArray", Runtime, ends(Space::MipmappedArray)),
+    hook(
+        "cudaFreeMipmappedArray",
+        Runtime,
+        ends(Space::MipmappedArray),
+    ),
     // Virtual memory management.
     hook(
         "cuMemAddressReserve",

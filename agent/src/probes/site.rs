@@ -1,0 +1,44 @@
+//! Where in a function a probe is cheap.
+//!
+//! A uprobe replaces an instruction. What the kernel cannot emulate it executes out of line, by
+//! single-stepping, which costs tens of microseconds on virtual machines. The exported functions
+//! of NVIDIA's driver library begin so: `cmpl $imm, flag(%rip); je …; jmp *target(%rip)` (all
+//! 569 `cu…` functions of 535.261.03 that are stubs). The branch that follows is emulated, and
+//! when it is reached nothing but the flags has changed: registers and stack are as at entry. So
+//! the probe goes there.
+
+/// Bytes of a function that [`displacement`] needs.
+pub const PREFIX: usize = 12;
+
+/// `cmpl $imm32, disp32(%rip)`: opcode, ModRM, displacement, immediate.
+const COMPARE: [u8; 2] = [0x81, 0x3d];
+const COMPARE_BYTES: usize = 10;
+/// `je rel8`
+const BRANCH: u8 = 0x74;
+
+/// How many bytes after its start a function is best probed.
+pub fn displacement(code: &[u8]) -> u64 {
+    let guarded = code.starts_with(&COMPARE) && code.get(COMPARE_BYTES) == Some(&BRANCH);
+    if guarded { COMPARE_BYTES as u64 } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first bytes of cuMemAlloc_v2 in the driver 535.261.03, and of cudaMalloc in the
+    /// runtime 13.5.
+    #[test]
+    fn guards_are_stepped_over() {
+        let driver = [
+            0x81, 0x3d, 0x3e, 0x35, 0x93, 0x01, 0x00, 0xba, 0x1c, 0x32, 0x74, 0x0c,
+        ];
+        assert_eq!(displacement(&driver), 10);
+        let runtime = [
+            0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x41, 0x56, 0, 0, 0x74, 0,
+        ];
+        assert_eq!(displacement(&runtime), 0);
+        assert_eq!(displacement(&driver[..10]), 0);
+        assert_eq!(displacement(&[]), 0);
+    }
+}
