@@ -1,27 +1,79 @@
 //! The address space behind the pretended memory.
 //!
 //! Device memory is address space that nobody may touch (PROT_NONE): it takes no host memory, and a
-//! program that reads device memory from the host faults, as it should. It begins at and takes whole
-//! granules of 2 MiB. Pinned memory is real and resident.
+//! program that reads device memory from the host faults, as it should. All of it comes from one
+//! mapping, made at the first use, in whole granules of 2 MiB, the lowest free one first: an
+//! allocation costs no system call, and a freed address is given out again as soon as it can be.
+//! Pinned and managed memory are real.
 
-use vramscope_fakes::{
-    card::GRANULE_BYTES,
-    ledger::{Block, Kind},
-};
+use vramscope_fakes::{card::GRANULE_BYTES, ranges::Ranges};
 
 const PAGE_BYTES: usize = 4096;
 
-/// Reserves device memory; `None` if the address space has no room.
-pub fn reserve(bytes: usize) -> Option<usize> {
-    let length = granules(bytes)?;
-    let mapped = length.checked_add(GRANULE_BYTES)?;
-    let start = map(mapped, libc::PROT_NONE, libc::MAP_NORESERVE)?;
-    // One granule more than needed was mapped: what lies before and after the aligned part goes back.
-    let aligned = start.next_multiple_of(GRANULE_BYTES);
-    let before = aligned - start;
-    unmap(start, before);
-    unmap(aligned + length, GRANULE_BYTES - before);
-    Some(aligned)
+/// Every live block takes a granule or more, so this bounds their number, to two millions. Less is
+/// taken where a limit on address space forbids so much.
+const LARGEST_BYTES: usize = 4 << 40;
+const SMALLEST_BYTES: usize = 16 << 30;
+
+/// Address space for memory that has no pages.
+#[derive(Default)]
+pub struct AddressSpace {
+    free: Option<Ranges>,
+}
+
+impl AddressSpace {
+    /// Takes whole granules; `None` if there is no room.
+    pub fn take(&mut self, bytes: usize, alignment: usize) -> Option<usize> {
+        self.free()?
+            .take(granules(bytes)?, alignment.max(GRANULE_BYTES))
+    }
+
+    /// Takes whole granules at a wanted place; false if that is not free.
+    pub fn take_at(&mut self, place: usize, bytes: usize) -> bool {
+        let length = granules(bytes).filter(|_| place.is_multiple_of(GRANULE_BYTES));
+        match (length, self.free()) {
+            (Some(length), Some(free)) => free.take_at(place, length),
+            _ => false,
+        }
+    }
+
+    /// Gives back what was taken with the same number of bytes.
+    pub fn give(&mut self, start: usize, bytes: usize) {
+        if let (Some(free), Some(length)) = (&mut self.free, granules(bytes)) {
+            free.give(start, length);
+        }
+    }
+
+    fn free(&mut self) -> Option<&mut Ranges> {
+        if self.free.is_none() {
+            self.free = reserve();
+        }
+        self.free.as_mut()
+    }
+}
+
+fn reserve() -> Option<Ranges> {
+    let mut bytes = LARGEST_BYTES;
+    while bytes >= SMALLEST_BYTES {
+        if let Some(start) = map(bytes, libc::PROT_NONE, libc::MAP_NORESERVE) {
+            let aligned = start.next_multiple_of(GRANULE_BYTES);
+            let usable = (bytes - (aligned - start)) / GRANULE_BYTES * GRANULE_BYTES;
+            return Some(Ranges::whole(aligned, usable));
+        }
+        bytes /= 4;
+    }
+    None
+}
+
+/// Maps memory that host and card share, resident as it is touched.
+pub fn map_managed(bytes: usize) -> Option<usize> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    map(granules(bytes)?, protection, libc::MAP_NORESERVE)
+}
+
+pub fn unmap_managed(address: usize, bytes: usize) {
+    // The sum succeeded when the block was made.
+    unmap(address, bytes.next_multiple_of(GRANULE_BYTES));
 }
 
 /// Maps host memory and makes it resident; `None` if there is not enough.
@@ -41,10 +93,19 @@ pub fn pin_new(bytes: usize) -> Option<usize> {
     Some(start)
 }
 
+pub fn unmap_pinned(address: usize, bytes: usize) {
+    unmap(address, bytes.next_multiple_of(PAGE_BYTES));
+}
+
 /// Locks pages into memory; false if the process's limits forbid that.
 pub fn pin(address: usize, bytes: usize) -> bool {
     // SAFETY: mlock reads no memory and fails cleanly on a range that is not mapped.
     unsafe { libc::mlock(address as *const _, bytes) == 0 }
+}
+
+pub fn unpin(address: usize, bytes: usize) {
+    // SAFETY: munlock touches no memory. Its failure leaves pages locked, no more.
+    unsafe { libc::munlock(address as *const _, bytes) };
 }
 
 /// Whether every page of a range is mapped.
@@ -62,20 +123,6 @@ pub fn exists(address: usize, bytes: usize) -> bool {
             // SAFETY: mincore writes one byte for each page of at most 1024 pages.
             unsafe { libc::mincore(piece as *mut _, length, residency.as_mut_ptr()) == 0 }
         })
-}
-
-/// Gives a freed block's address space back, or unlocks what was only registered.
-pub fn release(address: usize, block: Block) {
-    let bytes = block.bytes as usize;
-    match block.kind {
-        // Both sums succeeded when the block was made.
-        Kind::Device => unmap(address, bytes.next_multiple_of(GRANULE_BYTES)),
-        Kind::PinnedHost => unmap(address, bytes.next_multiple_of(PAGE_BYTES)),
-        Kind::RegisteredHost => {
-            // SAFETY: munlock touches no memory. Its failure leaves pages locked, no more.
-            unsafe { libc::munlock(address as *const _, bytes) };
-        }
-    }
 }
 
 fn granules(bytes: usize) -> Option<usize> {
@@ -105,7 +152,7 @@ fn map(length: usize, protection: libc::c_int, flags: libc::c_int) -> Option<usi
 
 fn unmap(address: usize, length: usize) {
     if length > 0 {
-        // SAFETY: only ranges that `map` returned, or parts of them, get here.
+        // SAFETY: only ranges that `map` returned get here.
         unsafe { libc::munmap(address as *mut _, length) };
     }
 }

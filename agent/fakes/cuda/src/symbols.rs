@@ -1,13 +1,15 @@
 //! `cuGetProcAddress`: which exported function stands for a name at an interface version.
 //!
-//! As with the vendor's, a name without suffix means the newest variant that the asked version has,
-//! and the answer is exactly the exported symbol's address, so a probe on the export sees the call.
+//! As with the vendor's, a name without suffix means the newest variant that the asked version has, of
+//! the two for streams the one that the flags ask for; and the answer is exactly the exported
+//! symbol's address, so a probe on the export sees the call.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::{
     Out,
     codes::{INVALID_VALUE, NOT_FOUND, SUCCESS},
+    doors,
 };
 
 /// CUdriverProcAddressQueryResult.
@@ -27,56 +29,113 @@ struct Symbol {
 }
 
 macro_rules! symbols {
-    ($($base:literal => $exported:ident, $since:literal .. $until:expr;)*) => {
-        [$(Symbol {
+    ($($base:literal => $door:ident::$exported:ident, $since:literal .. $until:expr;)*) => {
+        &[$(Symbol {
             base: $base,
             exported: stringify!($exported),
             since: $since,
             until: $until,
-            address: crate::$exported as *const (),
+            address: doors::$door::$exported as *const (),
         }),*]
     };
 }
 
 const NEVER: c_int = c_int::MAX;
 
+/// CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM.
+const PER_THREAD_STREAM: u64 = 2;
+const PER_THREAD_SUFFIX: &str = "_ptsz";
+
+// SAFETY: the addresses are those of functions, which never change.
+unsafe impl Sync for Symbol {}
+
 /// Versions are those of the interface's documented history. Variants that the stand-in lacks are
-/// gaps, never filled by another variant: `cuCtxCreate` has other arguments from 11.4 on.
-fn table() -> [Symbol; 31] {
-    symbols! {
-        "cuInit" => cuInit, 2000..NEVER;
-        "cuDriverGetVersion" => cuDriverGetVersion, 2020..NEVER;
-        "cuDeviceGetCount" => cuDeviceGetCount, 2000..NEVER;
-        "cuDeviceGet" => cuDeviceGet, 2000..NEVER;
-        "cuDeviceGetName" => cuDeviceGetName, 2000..NEVER;
-        "cuDeviceGetUuid" => cuDeviceGetUuid, 9020..11040;
-        "cuDeviceGetUuid" => cuDeviceGetUuid_v2, 11040..NEVER;
-        "cuDeviceGetAttribute" => cuDeviceGetAttribute, 2000..NEVER;
-        "cuDeviceTotalMem" => cuDeviceTotalMem_v2, 3020..NEVER;
-        "cuDevicePrimaryCtxRetain" => cuDevicePrimaryCtxRetain, 7000..NEVER;
-        "cuDevicePrimaryCtxRelease" => cuDevicePrimaryCtxRelease_v2, 11000..NEVER;
-        "cuDevicePrimaryCtxReset" => cuDevicePrimaryCtxReset_v2, 11000..NEVER;
-        "cuDevicePrimaryCtxGetState" => cuDevicePrimaryCtxGetState, 7000..NEVER;
-        "cuCtxCreate" => cuCtxCreate_v2, 3020..11040;
-        "cuCtxDestroy" => cuCtxDestroy_v2, 4000..NEVER;
-        "cuCtxGetCurrent" => cuCtxGetCurrent, 4000..NEVER;
-        "cuCtxSetCurrent" => cuCtxSetCurrent, 4000..NEVER;
-        "cuCtxPushCurrent" => cuCtxPushCurrent_v2, 4000..NEVER;
-        "cuCtxPopCurrent" => cuCtxPopCurrent_v2, 4000..NEVER;
-        "cuCtxGetDevice" => cuCtxGetDevice, 2000..NEVER;
-        "cuMemGetInfo" => cuMemGetInfo_v2, 3020..NEVER;
-        "cuMemAlloc" => cuMemAlloc_v2, 3020..NEVER;
-        "cuMemFree" => cuMemFree_v2, 3020..NEVER;
-        "cuMemHostAlloc" => cuMemHostAlloc, 2020..NEVER;
-        "cuMemFreeHost" => cuMemFreeHost, 2000..NEVER;
-        "cuMemHostRegister" => cuMemHostRegister_v2, 6050..NEVER;
-        "cuMemHostUnregister" => cuMemHostUnregister, 4000..NEVER;
-        "cuGetProcAddress" => cuGetProcAddress, 11030..12000;
-        "cuGetProcAddress" => cuGetProcAddress_v2, 12000..NEVER;
-        "cuGetErrorName" => cuGetErrorName, 6000..NEVER;
-        "cuGetErrorString" => cuGetErrorString, 6000..NEVER;
-    }
-}
+/// gaps, never filled by another variant: the first `cuMemAlloc` has 32-bit addresses.
+static TABLE: &[Symbol] = symbols! {
+    "cuInit" => devices::cuInit, 2000..NEVER;
+    "cuDriverGetVersion" => devices::cuDriverGetVersion, 2020..NEVER;
+    "cuDeviceGetCount" => devices::cuDeviceGetCount, 2000..NEVER;
+    "cuDeviceGet" => devices::cuDeviceGet, 2000..NEVER;
+    "cuDeviceGetName" => devices::cuDeviceGetName, 2000..NEVER;
+    "cuDeviceGetUuid" => devices::cuDeviceGetUuid, 9020..11040;
+    "cuDeviceGetUuid" => devices::cuDeviceGetUuid_v2, 11040..NEVER;
+    "cuDeviceGetAttribute" => devices::cuDeviceGetAttribute, 2000..NEVER;
+    "cuDeviceTotalMem" => devices::cuDeviceTotalMem_v2, 3020..NEVER;
+    "cuDevicePrimaryCtxRetain" => contexts::cuDevicePrimaryCtxRetain, 7000..NEVER;
+    "cuDevicePrimaryCtxRelease" => contexts::cuDevicePrimaryCtxRelease, 7000..11000;
+    "cuDevicePrimaryCtxRelease" => contexts::cuDevicePrimaryCtxRelease_v2, 11000..NEVER;
+    "cuDevicePrimaryCtxReset" => contexts::cuDevicePrimaryCtxReset, 7000..11000;
+    "cuDevicePrimaryCtxReset" => contexts::cuDevicePrimaryCtxReset_v2, 11000..NEVER;
+    "cuDevicePrimaryCtxGetState" => contexts::cuDevicePrimaryCtxGetState, 7000..NEVER;
+    "cuCtxCreate" => contexts::cuCtxCreate, 2000..3020;
+    "cuCtxCreate" => contexts::cuCtxCreate_v2, 3020..11040;
+    "cuCtxCreate" => contexts::cuCtxCreate_v3, 11040..12050;
+    "cuCtxCreate" => contexts::cuCtxCreate_v4, 12050..NEVER;
+    "cuCtxDestroy" => contexts::cuCtxDestroy, 2000..4000;
+    "cuCtxDestroy" => contexts::cuCtxDestroy_v2, 4000..NEVER;
+    "cuCtxGetCurrent" => contexts::cuCtxGetCurrent, 4000..NEVER;
+    "cuCtxSetCurrent" => contexts::cuCtxSetCurrent, 4000..NEVER;
+    "cuCtxPushCurrent" => contexts::cuCtxPushCurrent, 2000..4000;
+    "cuCtxPushCurrent" => contexts::cuCtxPushCurrent_v2, 4000..NEVER;
+    "cuCtxPopCurrent" => contexts::cuCtxPopCurrent, 2000..4000;
+    "cuCtxPopCurrent" => contexts::cuCtxPopCurrent_v2, 4000..NEVER;
+    "cuCtxGetDevice" => contexts::cuCtxGetDevice, 2000..NEVER;
+    "cuCtxSynchronize" => contexts::cuCtxSynchronize, 2000..13000;
+    "cuCtxSynchronize" => contexts::cuCtxSynchronize_v2, 13000..NEVER;
+    "cuStreamCreate" => contexts::cuStreamCreate, 2000..NEVER;
+    "cuStreamDestroy" => contexts::cuStreamDestroy_v2, 4000..NEVER;
+    "cuStreamSynchronize" => contexts::cuStreamSynchronize, 2000..NEVER;
+    "cuStreamSynchronize" => contexts::cuStreamSynchronize_ptsz, 7000..NEVER;
+    "cuMemGetInfo" => contexts::cuMemGetInfo_v2, 3020..NEVER;
+    "cuMemAlloc" => blocks::cuMemAlloc_v2, 3020..NEVER;
+    "cuMemAllocPitch" => blocks::cuMemAllocPitch_v2, 3020..NEVER;
+    "cuMemAllocManaged" => blocks::cuMemAllocManaged, 6000..NEVER;
+    "cuMemFree" => blocks::cuMemFree_v2, 3020..NEVER;
+    "cuMemAllocHost" => blocks::cuMemAllocHost_v2, 3020..NEVER;
+    "cuMemHostAlloc" => blocks::cuMemHostAlloc, 2020..NEVER;
+    "cuMemFreeHost" => blocks::cuMemFreeHost, 2000..NEVER;
+    "cuMemHostRegister" => blocks::cuMemHostRegister, 4000..6050;
+    "cuMemHostRegister" => blocks::cuMemHostRegister_v2, 6050..NEVER;
+    "cuMemHostUnregister" => blocks::cuMemHostUnregister, 4000..NEVER;
+    "cuArrayCreate" => blocks::cuArrayCreate_v2, 3020..NEVER;
+    "cuArray3DCreate" => blocks::cuArray3DCreate_v2, 3020..NEVER;
+    "cuArrayDestroy" => blocks::cuArrayDestroy, 2000..NEVER;
+    "cuMipmappedArrayCreate" => blocks::cuMipmappedArrayCreate, 5000..NEVER;
+    "cuMipmappedArrayDestroy" => blocks::cuMipmappedArrayDestroy, 5000..NEVER;
+    "cuMemAllocAsync" => pools::cuMemAllocAsync, 11020..NEVER;
+    "cuMemAllocAsync" => pools::cuMemAllocAsync_ptsz, 11020..NEVER;
+    "cuMemAllocFromPoolAsync" => pools::cuMemAllocFromPoolAsync, 11020..NEVER;
+    "cuMemAllocFromPoolAsync" => pools::cuMemAllocFromPoolAsync_ptsz, 11020..NEVER;
+    "cuMemFreeAsync" => pools::cuMemFreeAsync, 11020..NEVER;
+    "cuMemFreeAsync" => pools::cuMemFreeAsync_ptsz, 11020..NEVER;
+    "cuMemPoolCreate" => pools::cuMemPoolCreate, 11020..NEVER;
+    "cuMemPoolDestroy" => pools::cuMemPoolDestroy, 11020..NEVER;
+    "cuMemPoolTrimTo" => pools::cuMemPoolTrimTo, 11020..NEVER;
+    "cuMemPoolGetAttribute" => pools::cuMemPoolGetAttribute, 11020..NEVER;
+    "cuMemPoolSetAttribute" => pools::cuMemPoolSetAttribute, 11020..NEVER;
+    "cuDeviceGetDefaultMemPool" => pools::cuDeviceGetDefaultMemPool, 11020..NEVER;
+    "cuDeviceGetMemPool" => pools::cuDeviceGetMemPool, 11020..NEVER;
+    "cuDeviceSetMemPool" => pools::cuDeviceSetMemPool, 11020..NEVER;
+    "cuMemAddressReserve" => vmm::cuMemAddressReserve, 10020..NEVER;
+    "cuMemAddressFree" => vmm::cuMemAddressFree, 10020..NEVER;
+    "cuMemCreate" => vmm::cuMemCreate, 10020..NEVER;
+    "cuMemRelease" => vmm::cuMemRelease, 10020..NEVER;
+    "cuMemMap" => vmm::cuMemMap, 10020..NEVER;
+    "cuMemUnmap" => vmm::cuMemUnmap, 10020..NEVER;
+    "cuMemSetAccess" => vmm::cuMemSetAccess, 10020..NEVER;
+    "cuMemGetAllocationGranularity" => vmm::cuMemGetAllocationGranularity, 10020..NEVER;
+    "cuMemRetainAllocationHandle" => vmm::cuMemRetainAllocationHandle, 11000..NEVER;
+    "cuMemExportToShareableHandle" => vmm::cuMemExportToShareableHandle, 10020..NEVER;
+    "cuMemImportFromShareableHandle" => vmm::cuMemImportFromShareableHandle, 10020..NEVER;
+    "cuIpcGetMemHandle" => ipc::cuIpcGetMemHandle, 4010..NEVER;
+    "cuIpcOpenMemHandle" => ipc::cuIpcOpenMemHandle, 4010..11000;
+    "cuIpcOpenMemHandle" => ipc::cuIpcOpenMemHandle_v2, 11000..NEVER;
+    "cuIpcCloseMemHandle" => ipc::cuIpcCloseMemHandle, 4010..NEVER;
+    "cuGetProcAddress" => names::cuGetProcAddress, 11030..12000;
+    "cuGetProcAddress" => names::cuGetProcAddress_v2, 12000..NEVER;
+    "cuGetErrorName" => names::cuGetErrorName, 6000..NEVER;
+    "cuGetErrorString" => names::cuGetErrorString, 6000..NEVER;
+};
 
 /// Looks a name up, with or without the variant's suffix.
 ///
@@ -86,6 +145,7 @@ pub unsafe fn proc_address(
     symbol: *const c_char,
     function: Out<*mut c_void>,
     cuda_version: c_int,
+    flags: u64,
     status: Out<c_int>,
 ) -> c_int {
     let Some(function) = function else {
@@ -96,7 +156,7 @@ pub unsafe fn proc_address(
     }
     // SAFETY: not null, so the caller vouches for a string that ends in a zero byte.
     let name = unsafe { CStr::from_ptr(symbol) };
-    let found = find(name.to_bytes(), cuda_version);
+    let found = find(name.to_bytes(), cuda_version, flags);
     function.write(found.map_or(std::ptr::null_mut(), |address| address.cast_mut().cast()));
     if let Some(status) = status {
         status.write(found.err().unwrap_or(FOUND));
@@ -104,21 +164,29 @@ pub unsafe fn proc_address(
     if found.is_ok() { SUCCESS } else { NOT_FOUND }
 }
 
-fn find(name: &[u8], cuda_version: c_int) -> Result<*const (), c_int> {
+fn find(name: &[u8], cuda_version: c_int, flags: u64) -> Result<*const (), c_int> {
+    let wants_per_thread = flags & PER_THREAD_STREAM != 0;
     let mut is_known = false;
-    for symbol in table() {
+    let mut found = None;
+    for symbol in TABLE {
         let is_variant = symbol.exported.as_bytes() == name && symbol.exported != symbol.base;
         if is_variant {
             return Ok(symbol.address);
         }
-        if symbol.base.as_bytes() == name {
-            is_known = true;
-            if (symbol.since..symbol.until).contains(&cuda_version) {
-                return Ok(symbol.address);
-            }
+        if symbol.base.as_bytes() != name {
+            continue;
+        }
+        is_known = true;
+        if !(symbol.since..symbol.until).contains(&cuda_version) {
+            continue;
+        }
+        let is_per_thread = symbol.exported.ends_with(PER_THREAD_SUFFIX);
+        // A call that has no variant for the thread's own stream has the one for both.
+        if is_per_thread == wants_per_thread || found.is_none() && !is_per_thread {
+            found = Some(symbol.address);
         }
     }
-    Err(if is_known {
+    found.ok_or(if is_known {
         VERSION_NOT_SUFFICIENT
     } else {
         SYMBOL_NOT_FOUND

@@ -8,6 +8,7 @@ pub type CudaResult<T> = Result<T, c_int>;
 
 pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
+pub const INVALID_CHANNEL_DESCRIPTOR: c_int = 20;
 pub const INSUFFICIENT_DRIVER: c_int = 35;
 pub const INVALID_DEVICE: c_int = 101;
 
@@ -17,6 +18,10 @@ pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
         SUCCESS => (c"cudaSuccess", c"no error"),
         INVALID_VALUE => (c"cudaErrorInvalidValue", c"invalid argument"),
         2 => (c"cudaErrorMemoryAllocation", c"out of memory"),
+        INVALID_CHANNEL_DESCRIPTOR => (
+            c"cudaErrorInvalidChannelDescriptor",
+            c"invalid channel descriptor",
+        ),
         3 => (c"cudaErrorInitializationError", c"initialization error"),
         INSUFFICIENT_DRIVER => (
             c"cudaErrorInsufficientDriver",
@@ -24,6 +29,11 @@ pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
         ),
         INVALID_DEVICE => (c"cudaErrorInvalidDevice", c"invalid device ordinal"),
         201 => (c"cudaErrorDeviceUninitialized", c"no valid context"),
+        205 => (
+            c"cudaErrorMapBufferObjectFailed",
+            c"memory cannot be mapped",
+        ),
+        400 => (c"cudaErrorInvalidResourceHandle", c"no such handle"),
         500 => (c"cudaErrorSymbolNotFound", c"name not found"),
         709 => (
             c"cudaErrorContextIsDestroyed",
@@ -37,6 +47,7 @@ pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
             c"cudaErrorHostMemoryNotRegistered",
             c"host memory is not registered",
         ),
+        801 => (c"cudaErrorNotSupported", c"not supported"),
         // The vendor's says the same of a code that it does not know.
         _ => (c"unrecognized error code", c"unrecognized error code"),
     }

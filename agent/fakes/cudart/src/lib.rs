@@ -1,8 +1,8 @@
 //! Stand-in for `libcudart.so.13`: the documented part of the runtime API that allocates, on top of
 //! whatever `libcuda.so.1` the dynamic linker finds, as the vendor's is.
 //!
-//! This file is the door: thin functions under the vendor's names and argument orders, which hand
-//! over to [`runtime`]. Invariants:
+//! This file and [`doors`] are the door: thin functions under the vendor's names and argument orders,
+//! which hand over to [`runtime`] and [`memory`]. Invariants:
 //! - nothing here panics, since a panic must not cross into C: it would end the program;
 //! - no exported function calls another one, so that a probe sees one call where the program made one;
 //! - every failure becomes the thread's last error;
@@ -10,17 +10,18 @@
 //!   null. That the pointer, where not null, points to a `T` is the caller's part, as with the vendor's.
 
 mod codes;
+mod doors;
 mod driver;
+mod memory;
 mod runtime;
 
 use std::{
     cell::Cell,
-    ffi::{c_char, c_int, c_uint, c_void},
+    ffi::{c_char, c_int},
     mem::MaybeUninit,
 };
 
 use codes::{CudaResult, INVALID_VALUE, SUCCESS};
-use vramscope_fakes::ledger::Kind;
 
 /// An output parameter: in C a pointer.
 type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
@@ -65,41 +66,6 @@ pub extern "C" fn cudaGetDevice(device: Out<c_int>) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cudaMalloc(address: Out<*mut c_void>, bytes: usize) -> c_int {
-    code(runtime::allocate(Kind::Device, address, bytes, 0))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaFree(address: *mut c_void) -> c_int {
-    code(runtime::free(Kind::Device, address))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaHostAlloc(address: Out<*mut c_void>, bytes: usize, flags: c_uint) -> c_int {
-    code(runtime::allocate(Kind::PinnedHost, address, bytes, flags))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaMallocHost(address: Out<*mut c_void>, bytes: usize) -> c_int {
-    code(runtime::allocate(Kind::PinnedHost, address, bytes, 0))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaFreeHost(address: *mut c_void) -> c_int {
-    code(runtime::free(Kind::PinnedHost, address))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaHostRegister(address: *mut c_void, bytes: usize, flags: c_uint) -> c_int {
-    code(runtime::register(address, bytes, flags))
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudaHostUnregister(address: *mut c_void) -> c_int {
-    code(runtime::free(Kind::RegisteredHost, address))
-}
-
-#[unsafe(no_mangle)]
 pub extern "C" fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) -> c_int {
     let (Some(free), Some(total)) = (free, total) else {
         return code(Err(INVALID_VALUE));
@@ -110,10 +76,9 @@ pub extern "C" fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) -> c_int {
     }))
 }
 
-/// There is never work in flight: only the context is made sure of.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDeviceSynchronize() -> c_int {
-    code(runtime::ensure_context())
+    code(runtime::synchronize_device())
 }
 
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! The runtime's state and what its calls do with it.
+//! The runtime's state, devices and contexts.
 //!
 //! Invariants:
 //! - memory comes from the driver only; a call makes sure first that the primary context of the
@@ -12,7 +12,7 @@
 use std::{
     cell::Cell,
     collections::HashMap,
-    ffi::{c_int, c_uint, c_void},
+    ffi::c_int,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -21,7 +21,7 @@ use vramscope_fakes::{
     per_process::PerProcess,
 };
 
-use crate::{Out, codes::*, driver::Driver};
+use crate::{codes::*, driver::Driver};
 
 static RUNTIME: PerProcess<Runtime> = PerProcess::new();
 
@@ -30,19 +30,19 @@ thread_local! {
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
 }
 
-struct Runtime {
+pub struct Runtime {
     /// The outcome of loading it, kept: a process without a driver does not get one later.
     driver: OnceLock<CudaResult<Driver>>,
     state: Mutex<State>,
 }
 
-struct State {
+pub struct State {
     /// Primary contexts that this runtime retains, by device.
     primaries: HashMap<c_int, usize>,
-    accounts: Accounts,
+    pub accounts: Accounts,
 }
 
-fn runtime() -> &'static Runtime {
+pub fn runtime() -> &'static Runtime {
     RUNTIME.get(|| Runtime {
         driver: OnceLock::new(),
         state: Mutex::new(State {
@@ -53,7 +53,7 @@ fn runtime() -> &'static Runtime {
 }
 
 impl Runtime {
-    fn driver(&self) -> CudaResult<&Driver> {
+    pub fn driver(&self) -> CudaResult<&Driver> {
         let loaded = self.driver.get_or_init(|| {
             self.state().accounts.open();
             Driver::load()
@@ -61,12 +61,12 @@ impl Runtime {
         loaded.as_ref().map_err(|code| *code)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The driver, with the primary context of the thread's device current.
-    fn with_context(&self) -> CudaResult<&Driver> {
+    pub fn with_context(&self) -> CudaResult<&Driver> {
         let driver = self.driver()?;
         let device = device();
         let primary = {
@@ -110,6 +110,17 @@ pub fn ensure_context() -> CudaResult<()> {
     runtime().with_context().map(|_| ())
 }
 
+/// There is never work in flight, but the driver's pools give back at a synchronisation what they may.
+pub fn synchronize_device() -> CudaResult<()> {
+    let driver = runtime().with_context()?;
+    driver.synchronize_context(driver.current_context()?)
+}
+
+/// The driver, for calls that the runtime only passes on. The vendor's passes them on too.
+pub fn with_driver<T>(call: impl FnOnce(&Driver) -> CudaResult<T>) -> CudaResult<T> {
+    call(runtime().with_context()?)
+}
+
 pub fn memory_info() -> CudaResult<(usize, usize)> {
     runtime().with_context()?.memory_info()
 }
@@ -131,112 +142,31 @@ pub fn reset_device() -> CudaResult<()> {
     let mut state = runtime.state();
     driver.primary_reset(device)?;
     state.primaries.remove(&device);
-    for address in state.accounts.of_device(device as u32) {
-        state.accounts.freed(address);
+    for (address, block) in state.accounts.of_device(device as u32) {
+        state.accounts.freed(block.kind, address);
     }
     Ok(())
 }
 
-pub fn allocate(
-    kind: Kind,
-    address: Out<*mut c_void>,
-    bytes: usize,
-    flags: c_uint,
-) -> CudaResult<()> {
-    let runtime = runtime();
-    let Some(out) = address else {
-        return runtime.allocation_failed(kind, INVALID_VALUE);
-    };
-    let driver = match runtime.with_context() {
-        Ok(driver) => driver,
-        Err(code) => return runtime.allocation_failed(kind, code),
-    };
-    if bytes == 0 {
-        // The vendor's succeeds with a null pointer: nothing is allocated, so nothing counts.
-        out.write(std::ptr::null_mut());
-        return Ok(());
-    }
-    let allocated = match kind {
-        Kind::Device => driver.allocate(bytes),
-        Kind::PinnedHost | Kind::RegisteredHost => driver.allocate_host(bytes, flags),
-    };
-    match allocated {
-        Ok(place) => {
-            out.write(place as *mut c_void);
-            runtime.allocated(kind, place, bytes);
-            Ok(())
-        }
-        Err(code) => runtime.allocation_failed(kind, code),
-    }
-}
-
-pub fn register(address: *mut c_void, bytes: usize, flags: c_uint) -> CudaResult<()> {
-    let runtime = runtime();
-    let registered = runtime
-        .with_context()
-        .and_then(|driver| driver.register_host(address as usize, bytes, flags));
-    match registered {
-        Ok(()) => {
-            runtime.allocated(Kind::RegisteredHost, address as usize, bytes);
-            Ok(())
-        }
-        Err(code) => runtime.allocation_failed(Kind::RegisteredHost, code),
-    }
-}
-
-/// Frees, or unregisters. A null pointer is fine, except to unregister.
-pub fn free(kind: Kind, address: *mut c_void) -> CudaResult<()> {
-    let runtime = runtime();
-    let address = address as usize;
-    let driver = match runtime.with_context() {
-        Ok(driver) => driver,
-        Err(code) => return runtime.free_failed(kind, address, code),
-    };
-    if address == 0 && kind != Kind::RegisteredHost {
-        return Ok(());
-    }
-    let entered = {
-        let mut state = runtime.state();
-        let known = state.accounts.block(address);
-        known
-            .filter(|block| block.kind == kind)
-            .and_then(|_| state.accounts.freed(address))
-    };
-    let freed = match kind {
-        Kind::Device => driver.free(address),
-        Kind::PinnedHost => driver.free_host(address),
-        Kind::RegisteredHost => driver.unregister_host(address),
-    };
-    match (freed, entered) {
-        // A block of the driver's that this runtime did not allocate is not in its books.
-        (Ok(()), _) => Ok(()),
-        (Err(code), Some(block)) => {
-            runtime.state().accounts.free_undone(address, block);
-            Err(code)
-        }
-        (Err(code), None) => runtime.free_failed(kind, address, code),
-    }
-}
-
 impl Runtime {
-    fn allocated(&self, kind: Kind, address: usize, bytes: usize) {
+    pub fn allocated(&self, kind: Kind, address: usize, bytes: u64) {
         let block = Block {
             kind,
             // set_device has checked it.
-            device: device() as u32,
-            bytes: bytes as u64,
+            device: Some(device() as u32),
+            bytes,
             context: 0,
         };
         self.state().accounts.allocated(address, block);
     }
 
-    fn allocation_failed(&self, kind: Kind, code: c_int) -> CudaResult<()> {
+    pub fn allocation_failed(&self, kind: Kind, code: c_int) -> CudaResult<()> {
         let device = Some(device() as u32);
         self.state().accounts.allocation_failed(kind, device);
         Err(code)
     }
 
-    fn free_failed(&self, kind: Kind, address: usize, code: c_int) -> CudaResult<()> {
+    pub fn free_failed(&self, kind: Kind, address: usize, code: c_int) -> CudaResult<()> {
         let device = Some(device() as u32);
         self.state().accounts.free_failed(kind, address, device);
         Err(code)

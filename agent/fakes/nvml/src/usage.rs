@@ -1,7 +1,8 @@
 //! What living processes hold on a card, from the driver's ledgers in `VRAMSCOPE_FAKE_DIR`.
 //!
-//! A process that ever allocated device memory on a card counts with its live device memory and a
-//! fixed overhead, the stand-in for its context's own memory. Host memory is none of the card's.
+//! A process that ever took memory of a card counts with what it holds of it, pools' reserves
+//! included, and a fixed overhead, the stand-in for its context's own memory. Host memory is none of
+//! the card's.
 
 use std::{ffi::OsString, path::Path};
 
@@ -27,9 +28,14 @@ pub fn by_process(device: usize) -> NvmlResult<Vec<(u32, u64)>> {
         .filter(|ledger| ledger.layer == Layer::Driver)
         .filter(|ledger| process::is_alive(ledger.pid, ledger.start_ticks))
         .filter_map(|ledger| {
-            let totals = ledger.totals(device as u32, Kind::Device);
-            let has_context = totals.allocations > 0;
-            has_context.then_some((ledger.pid, totals.live_bytes + CONTEXT_OVERHEAD_BYTES))
+            let device = device as u32;
+            let took_memory = |kind: &Kind| ledger.totals(device, *kind).allocations > 0;
+            let has_context = Kind::PHYSICAL.iter().any(took_memory)
+                || ledger
+                    .device(device)
+                    .is_some_and(|device| device.pool_reserved_peak_bytes > 0);
+            let bytes = ledger.physical_bytes(device) + CONTEXT_OVERHEAD_BYTES;
+            has_context.then_some((ledger.pid, bytes))
         })
         .collect())
 }

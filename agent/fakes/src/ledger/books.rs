@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use super::{
     FOLDER_VARIABLE, Kind, Layer, MISCOUNT_VARIABLE, Totals,
-    file::{Mapping, ROWS, Rows},
+    file::{Content, Mapping, NO_DEVICE, PoolTotals},
 };
 
 /// The totals of one layer in one process. Not shared: its owner's lock also guards the
 /// allocation map, so that the books and the map never disagree.
 pub(super) struct Books {
     layer: Layer,
-    rows: Rows,
+    content: Content,
     backing: Backing,
     /// The planted fault: whether the next successful allocation counts twice.
     miscount: bool,
@@ -33,7 +33,7 @@ impl Books {
             && std::env::var_os(MISCOUNT_VARIABLE).is_some_and(|value| value == "1");
         Self {
             layer,
-            rows: Rows::default(),
+            content: Content::default(),
             backing: Backing::Unopened(folder),
             miscount,
         }
@@ -49,7 +49,7 @@ impl Books {
             self.backing = Backing::Memory;
             return;
         };
-        self.backing = match Mapping::create(&folder, self.layer, &mut self.rows) {
+        self.backing = match Mapping::create(&folder, self.layer, &mut self.content) {
             Ok(mapping) => Backing::File(mapping),
             Err(error) => {
                 let folder = folder.display();
@@ -59,13 +59,13 @@ impl Books {
         };
     }
 
-    pub(super) fn allocated(&mut self, kind: Kind, device: u32, bytes: u64) {
+    pub(super) fn allocated(&mut self, kind: Kind, device: Option<u32>, bytes: u64) {
         let times = if std::mem::take(&mut self.miscount) {
             2
         } else {
             1
         };
-        self.update(kind, Some(device), |totals| {
+        self.update(kind, device, |totals| {
             totals.allocations += times;
             totals.allocated_bytes += times * bytes;
             totals.live_count += times;
@@ -78,8 +78,8 @@ impl Books {
         self.update(kind, device, |totals| totals.failed_allocations += 1);
     }
 
-    pub(super) fn freed(&mut self, kind: Kind, device: u32, bytes: u64) {
-        self.update(kind, Some(device), |totals| {
+    pub(super) fn freed(&mut self, kind: Kind, device: Option<u32>, bytes: u64) {
+        self.update(kind, device, |totals| {
             totals.frees += 1;
             totals.freed_bytes += bytes;
             totals.live_count -= 1;
@@ -88,8 +88,8 @@ impl Books {
     }
 
     /// Takes a [`Books::freed`] back, together with the failure that makes that necessary.
-    pub(super) fn free_undone(&mut self, kind: Kind, device: u32, bytes: u64) {
-        self.update(kind, Some(device), |totals| {
+    pub(super) fn free_undone(&mut self, kind: Kind, device: Option<u32>, bytes: u64) {
+        self.update(kind, device, |totals| {
             totals.frees -= 1;
             totals.freed_bytes -= bytes;
             totals.live_count += 1;
@@ -103,17 +103,36 @@ impl Books {
         self.update(kind, device, |totals| totals.failed_frees += 1);
     }
 
+    pub(super) fn pool_grew(&mut self, device: u32, bytes: u64) {
+        self.update_pools(device, |pools| {
+            pools.reserved += bytes;
+            pools.peak = pools.peak.max(pools.reserved);
+        });
+    }
+
+    pub(super) fn pool_shrank(&mut self, device: u32, bytes: u64) {
+        self.update_pools(device, |pools| pools.reserved -= bytes);
+    }
+
+    fn update_pools(&mut self, device: u32, change: impl FnOnce(&mut PoolTotals)) {
+        self.open();
+        change(&mut self.content.pools[device as usize]);
+        if let Backing::File(mapping) = &mut self.backing {
+            mapping.publish_pools(&self.content);
+        }
+    }
+
     fn update(&mut self, kind: Kind, device: Option<u32>, change: impl FnOnce(&mut Totals)) {
         self.open();
-        let row = device.map_or(ROWS - 1, |device| device as usize);
-        change(&mut self.rows[row][kind as usize]);
+        let row = device.map_or(NO_DEVICE, |device| device as usize);
+        change(&mut self.content.rows[row][kind as usize]);
         if let Backing::File(mapping) = &mut self.backing {
-            mapping.publish(&self.rows);
+            mapping.publish(&self.content, row, kind);
         }
     }
 
     #[cfg(test)]
     pub(super) fn totals(&self, kind: Kind, device: u32) -> Totals {
-        self.rows[device as usize][kind as usize]
+        self.content.rows[device as usize][kind as usize]
     }
 }

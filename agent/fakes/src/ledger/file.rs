@@ -5,17 +5,20 @@
 //! | words | content |
 //! |---|---|
 //! | 0 | the bytes `VSLEDGER` |
-//! | 1 | format version, 1 |
+//! | 1 | format version, 2 |
 //! | 2 | layer: 0 driver, 1 runtime |
 //! | 3, 4 | process number, start time in clock ticks |
 //! | 5, 6 | devices, kinds |
 //! | 7 | generation: how many updates there have been |
 //! | 8.. | bank 0, then bank 1 |
 //!
-//! A bank holds (devices + 1) rows (the last for calls without a device) of a [`Totals`] per kind,
-//! each nine words in the order of its fields. Invariants:
+//! A bank holds (devices + 1) rows (the last for what belongs to no device) of a [`Totals`] per kind,
+//! each nine words in the order of its fields; then per device two words, what pools hold reserved
+//! and its peak. Invariants:
 //! - the bank `generation % 2` is whole; an update writes the other bank and only then raises the
 //!   generation, so a process killed half-way through leaves the state before the call;
+//! - the other bank is exactly one update behind: an update writes there what itself and the one
+//!   before changed, some twenty words, not the whole bank;
 //! - a file gets its name only once it is complete, so a short file is damaged, not young.
 
 use std::{
@@ -31,15 +34,18 @@ use super::{DeviceLedger, Kind, Layer, ProcessLedger, Totals};
 use crate::card::DEVICES;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"VSLEDGER");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const KINDS: usize = Kind::ALL.len();
 const FIELDS: usize = 9;
 const GENERATION: usize = 7;
 const HEADER_WORDS: usize = 8;
 
-/// Rows of a bank: the devices, then the row for calls without one.
-pub(super) const ROWS: usize = DEVICES + 1;
-const BANK_WORDS: usize = ROWS * KINDS * FIELDS;
+/// Rows of a bank: the devices, then the row for what belongs to none.
+const ROWS: usize = DEVICES + 1;
+pub(super) const NO_DEVICE: usize = DEVICES;
+const TOTALS_WORDS: usize = ROWS * KINDS * FIELDS;
+const POOL_FIELDS: usize = 2;
+const BANK_WORDS: usize = TOTALS_WORDS + DEVICES * POOL_FIELDS;
 const WORDS: usize = HEADER_WORDS + 2 * BANK_WORDS;
 const BYTES: usize = WORDS * 8;
 
@@ -47,8 +53,69 @@ const BYTES: usize = WORDS * 8;
 /// an update far less.
 const READ_TRIES: usize = 10_000;
 
+/// What pools hold reserved of one device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PoolTotals {
+    pub reserved: u64,
+    pub peak: u64,
+}
+
 /// The books' content.
-pub(super) type Rows = [[Totals; KINDS]; ROWS];
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    pub rows: [[Totals; KINDS]; ROWS],
+    pub pools: [PoolTotals; DEVICES],
+}
+
+impl Content {
+    fn to_words(&self) -> Vec<u64> {
+        let totals = self.rows.iter().flatten().flat_map(|t| t.to_words());
+        let pools = self.pools.iter().flat_map(|p| [p.reserved, p.peak]);
+        totals.chain(pools).collect()
+    }
+
+    fn from_words(words: &[u64]) -> Self {
+        let mut content = Self::default();
+        let (totals, pools) = words.split_at(TOTALS_WORDS);
+        let records = totals.chunks_exact(FIELDS);
+        for (totals, record) in content.rows.iter_mut().flatten().zip(records) {
+            *totals = Totals::from_words(record);
+        }
+        for (pool, record) in content
+            .pools
+            .iter_mut()
+            .zip(pools.chunks_exact(POOL_FIELDS))
+        {
+            *pool = PoolTotals {
+                reserved: record[0],
+                peak: record[1],
+            };
+        }
+        content
+    }
+
+    /// What a program leaves that another replaces: its totals, nothing alive.
+    fn replaced(mut self) -> Self {
+        for totals in self.rows.iter_mut().flatten() {
+            totals.frees += totals.live_count;
+            totals.freed_bytes += totals.live_bytes;
+            totals.live_count = 0;
+            totals.live_bytes = 0;
+        }
+        for pool in &mut self.pools {
+            pool.reserved = 0;
+        }
+        self
+    }
+}
+
+/// What an update changed.
+#[derive(Debug, Clone, Copy)]
+enum Changed {
+    Nothing,
+    Totals { row: usize, kind: Kind },
+    Pools,
+}
 
 /// Why ledgers could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -104,17 +171,20 @@ impl Totals {
 /// A ledger file mapped into the process that writes it.
 pub(super) struct Mapping {
     words: NonNull<AtomicU64>,
+    /// The last update: what the other bank still lacks.
+    last: Changed,
 }
 
 // SAFETY: the mapping is only reached through this value, whose words are atomic.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Creates this process lifetime's file in `folder` (and the folder itself), holding `rows`.
+    /// Creates this process lifetime's file in `folder` (and the folder itself), holding
+    /// `content`.
     ///
     /// If the lifetime has a file already, an earlier program of it wrote that, which `exec`
-    /// replaced: `rows` then continues its totals, with what it left alive counted as freed.
-    pub(super) fn create(folder: &Path, layer: Layer, rows: &mut Rows) -> io::Result<Self> {
+    /// replaced: `content` then continues its totals, with what it left alive counted as freed.
+    pub(super) fn create(folder: &Path, layer: Layer, content: &mut Content) -> io::Result<Self> {
         let pid = std::process::id();
         let start_ticks = crate::process::start_ticks(pid)
             .ok_or_else(|| io::Error::other("/proc/self/stat has no start time"))?;
@@ -122,13 +192,7 @@ impl Mapping {
         let name = format!("{pid}-{start_ticks}.{}.ledger", layer.name());
         let path = folder.join(&name);
         if let Ok(words) = read_stable(&path) {
-            *rows = bank(&words);
-            for totals in rows.iter_mut().flatten() {
-                totals.frees += totals.live_count;
-                totals.freed_bytes += totals.live_bytes;
-                totals.live_count = 0;
-                totals.live_bytes = 0;
-            }
+            *content = bank(&words).replaced();
         }
 
         let mut words = vec![0u64; WORDS];
@@ -141,13 +205,9 @@ impl Mapping {
             DEVICES as u64,
             KINDS as u64,
         ]);
-        let first_bank = &mut words[HEADER_WORDS..HEADER_WORDS + BANK_WORDS];
-        for (target, totals) in first_bank
-            .chunks_exact_mut(FIELDS)
-            .zip(rows.iter().flatten())
-        {
-            target.copy_from_slice(&totals.to_words());
-        }
+        let bank = content.to_words();
+        words[HEADER_WORDS..HEADER_WORDS + BANK_WORDS].copy_from_slice(&bank);
+        words[HEADER_WORDS + BANK_WORDS..].copy_from_slice(&bank);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let temporary = folder.join(format!(".{name}.new"));
         let mut file = OpenOptions::new()
@@ -178,21 +238,56 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         NonNull::new(address.cast())
-            .map(|words| Self { words })
+            .map(|words| Self {
+                words,
+                last: Changed::Nothing,
+            })
             .ok_or_else(|| io::Error::other("mmap returned a null address"))
     }
 
-    /// Makes `rows` the file's content, all at once for readers.
-    pub(super) fn publish(&mut self, rows: &Rows) {
+    /// Publishes a change of one kind's totals in one row, all at once for readers.
+    pub(super) fn publish(&mut self, content: &Content, row: usize, kind: Kind) {
+        self.publish_change(content, Changed::Totals { row, kind });
+    }
+
+    /// Publishes a change of what pools hold.
+    pub(super) fn publish_pools(&mut self, content: &Content) {
+        self.publish_change(content, Changed::Pools);
+    }
+
+    fn publish_change(&mut self, content: &Content, changed: Changed) {
         // SAFETY: the mapping is WORDS words long, page-aligned, and lives as long as `self`.
         let words = unsafe { std::slice::from_raw_parts(self.words.as_ptr(), WORDS) };
         let generation = words[GENERATION].load(Ordering::Relaxed) + 1;
         let start = HEADER_WORDS + BANK_WORDS * (generation % 2) as usize;
-        let values = rows.iter().flatten().flat_map(|totals| totals.to_words());
-        for (word, value) in words[start..start + BANK_WORDS].iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
+        let bank = &words[start..start + BANK_WORDS];
+        write_changed(bank, content, self.last);
+        write_changed(bank, content, changed);
         words[GENERATION].store(generation, Ordering::Release);
+        self.last = changed;
+    }
+}
+
+fn write_changed(bank: &[AtomicU64], content: &Content, changed: Changed) {
+    match changed {
+        Changed::Nothing => {}
+        Changed::Totals { row, kind } => {
+            let kind = kind as usize;
+            let start = (row * KINDS + kind) * FIELDS;
+            store(&bank[start..], &content.rows[row][kind].to_words());
+        }
+        Changed::Pools => {
+            let places = bank[TOTALS_WORDS..].chunks_exact(POOL_FIELDS);
+            for (place, pool) in places.zip(&content.pools) {
+                store(place, &[pool.reserved, pool.peak]);
+            }
+        }
+    }
+}
+
+fn store(words: &[AtomicU64], values: &[u64]) {
+    for (word, value) in words.iter().zip(values) {
+        word.store(*value, Ordering::Relaxed);
     }
 }
 
@@ -226,7 +321,7 @@ pub fn read_ledgers(folder: &Path) -> Result<Vec<ProcessLedger>, LedgerError> {
 
 fn read_ledger(path: &Path) -> Result<ProcessLedger, LedgerError> {
     let words = read_stable(path)?;
-    let rows = bank(&words);
+    let content = bank(&words);
     let layer = match words[2] {
         0 => Layer::Driver,
         1 => Layer::Runtime,
@@ -243,13 +338,15 @@ fn read_ledger(path: &Path) -> Result<ProcessLedger, LedgerError> {
         start_ticks: words[4],
         layer,
         devices: (0u32..)
-            .zip(&rows[..DEVICES])
-            .map(|(device, row)| DeviceLedger {
+            .zip(content.rows.iter().zip(&content.pools))
+            .map(|(device, (row, pools))| DeviceLedger {
                 device,
                 kinds: by_kind(row),
+                pool_reserved_bytes: pools.reserved,
+                pool_reserved_peak_bytes: pools.peak,
             })
             .collect(),
-        without_device: by_kind(&rows[DEVICES]),
+        without_device: by_kind(&content.rows[NO_DEVICE]),
     })
 }
 
@@ -303,14 +400,9 @@ fn read_words(file: &mut File, path: &Path) -> Result<Vec<u64>, LedgerError> {
 }
 
 /// The current bank of a file's words.
-fn bank(words: &[u64]) -> Rows {
+fn bank(words: &[u64]) -> Content {
     let start = HEADER_WORDS + BANK_WORDS * (words[GENERATION] % 2) as usize;
-    let mut rows = Rows::default();
-    let records = words[start..start + BANK_WORDS].chunks_exact(FIELDS);
-    for (totals, record) in rows.iter_mut().flatten().zip(records) {
-        *totals = Totals::from_words(record);
-    }
-    rows
+    Content::from_words(&words[start..start + BANK_WORDS])
 }
 
 fn malformed(path: &Path, reason: String) -> LedgerError {
@@ -338,11 +430,11 @@ mod tests {
     #[test]
     fn what_was_published_last_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let mut rows = Rows::default();
-        let mut mapping = Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap();
+        let mut content = Content::default();
+        let mut mapping = Mapping::create(folder.path(), Layer::Driver, &mut content).unwrap();
         for bytes in 1..=3 {
-            rows[1][Kind::PinnedHost as usize] = live_block(bytes);
-            mapping.publish(&rows);
+            content.rows[1][Kind::PinnedHost as usize] = live_block(bytes);
+            mapping.publish(&content, 1, Kind::PinnedHost);
             let ledgers = read_ledgers(folder.path()).unwrap();
             assert_eq!(ledgers.len(), 1);
             assert_eq!(ledgers[0].pid, std::process::id());
@@ -353,11 +445,30 @@ mod tests {
     }
 
     #[test]
+    fn alternating_changes_are_all_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut content = Content::default();
+        let mut mapping = Mapping::create(folder.path(), Layer::Driver, &mut content).unwrap();
+        for bytes in 1..=9u64 {
+            let (row, kind) = ((bytes % 3) as usize, Kind::ALL[(bytes % 4) as usize]);
+            content.rows[row][kind as usize] = live_block(bytes);
+            mapping.publish(&content, row, kind);
+            if bytes % 2 == 0 {
+                content.pools[1].reserved = bytes;
+                mapping.publish_pools(&content);
+            }
+            let path = fs::read_dir(folder.path()).unwrap().next().unwrap();
+            let words = read_stable(&path.unwrap().path()).unwrap();
+            assert_eq!(bank(&words), content);
+        }
+    }
+
+    #[test]
     fn a_half_written_update_does_not_show() {
         let folder = tempfile::tempdir().unwrap();
-        let mut rows = Rows::default();
-        rows[0][0] = live_block(5);
-        let mapping = Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap();
+        let mut content = Content::default();
+        content.rows[0][0] = live_block(5);
+        let mapping = Mapping::create(folder.path(), Layer::Driver, &mut content).unwrap();
         // The first word of the bank that the next update would write, without that update's end.
         // SAFETY: the mapping is WORDS words long.
         let words = unsafe { std::slice::from_raw_parts(mapping.words.as_ptr(), WORDS) };
@@ -369,10 +480,10 @@ mod tests {
     #[test]
     fn a_program_that_replaces_another_continues_its_totals_without_its_memory() {
         let folder = tempfile::tempdir().unwrap();
-        let mut before = Rows::default();
-        before[0][0] = live_block(100);
+        let mut before = Content::default();
+        before.rows[0][0] = live_block(100);
         drop(Mapping::create(folder.path(), Layer::Driver, &mut before).unwrap());
-        let mut after = Rows::default();
+        let mut after = Content::default();
         let _mapping = Mapping::create(folder.path(), Layer::Driver, &mut after).unwrap();
         let totals = read_ledgers(folder.path()).unwrap()[0].totals(0, Kind::Device);
         let expected = Totals {
@@ -390,12 +501,12 @@ mod tests {
     fn damaged_files_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("7-42.driver.ledger");
-        let mut rows = Rows::default();
-        drop(Mapping::create(folder.path(), Layer::Driver, &mut rows).unwrap());
+        let mut content = Content::default();
+        drop(Mapping::create(folder.path(), Layer::Driver, &mut content).unwrap());
         let whole = fs::read_dir(folder.path()).unwrap().next().unwrap();
         let whole = fs::read(whole.unwrap().path()).unwrap();
         let mut other_version = whole.clone();
-        other_version[8] = 2;
+        other_version[8] = 1;
         for content in [&[][..], &whole[..whole.len() - 1], &other_version[..]] {
             fs::write(&path, content).unwrap();
             let text = read_ledgers(folder.path()).unwrap_err().to_string();

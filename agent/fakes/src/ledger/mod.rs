@@ -2,13 +2,21 @@
 //!
 //! Per (device, kind) a [`Totals`], kept by these rules:
 //! - a block counts for the device of the context that was current at its allocation, host kinds too;
+//!   a pool's slice for its pool's device; memory made by `cuMemCreate`, and what maps it, for the
+//!   device that its properties name;
+//! - what names no device counts for none (`without_device`): reserved addresses, and mappings of
+//!   imported memory;
 //! - its free counts for that same device, whatever is current then;
-//! - a failed allocation counts for the current device; a failed free for the block's device if the
-//!   block is known, else for the current device; both under the kind of the function called;
-//! - a call refused for want of a current context belongs to no device and is counted apart
-//!   (`without_device`);
-//! - frees that a context's end brings about count as frees;
-//! - bytes are the requested ones, never rounded.
+//! - a failed allocation counts for the device it would have counted for, as far as the call names
+//!   one, else for none; a failed free for the block's device if the block is known, else for the
+//!   current one; both under the kind of the function called;
+//! - a call refused for want of a current context belongs to no device;
+//! - frees that a context's end or the last unmapping brings about count as frees;
+//! - bytes are the requested ones, never rounded, except that pitched memory has the bytes of its
+//!   padded rows and an array those of its descriptor ([`arrays`](crate::arrays));
+//! - what belongs to another process (opened or imported) is in that process's books, not here.
+//!
+//! Beside the totals, per device, what pools hold reserved of the card ([`DeviceLedger`]).
 //!
 //! With the environment variable `VRAMSCOPE_FAKE_DIR` the books lie in a shared memory mapping of a
 //! file there (see [`file`](self) for its format), so they outlive a process that is killed. Without
@@ -41,11 +49,36 @@ pub enum Kind {
     PinnedHost,
     /// Host memory of the program, pinned for a while.
     RegisteredHost,
+    /// Memory that moves between host and card by itself.
+    Managed,
+    /// An array or mipmapped array; its address is its handle.
+    Array,
+    /// Memory of the card without an address (`cuMemCreate`); its address is its handle.
+    VmmPhysical,
+    /// Reserved addresses without memory.
+    VmmVirtual,
+    /// Addresses that memory is mapped to.
+    VmmMapped,
+    /// A slice of a pool's memory.
+    Pool,
 }
 
 impl Kind {
     /// Every kind, in the ledger's order.
-    pub const ALL: [Kind; 3] = [Kind::Device, Kind::PinnedHost, Kind::RegisteredHost];
+    pub const ALL: [Kind; 9] = [
+        Kind::Device,
+        Kind::PinnedHost,
+        Kind::RegisteredHost,
+        Kind::Managed,
+        Kind::Array,
+        Kind::VmmPhysical,
+        Kind::VmmVirtual,
+        Kind::VmmMapped,
+        Kind::Pool,
+    ];
+
+    /// Kinds that take a card's memory by themselves. A pool's slices lie in what the pool reserved.
+    pub const PHYSICAL: [Kind; 4] = [Kind::Device, Kind::Managed, Kind::Array, Kind::VmmPhysical];
 
     /// The kind's name in a ledger.
     pub fn name(self) -> &'static str {
@@ -53,6 +86,29 @@ impl Kind {
             Kind::Device => "device",
             Kind::PinnedHost => "pinned_host",
             Kind::RegisteredHost => "registered_host",
+            Kind::Managed => "managed",
+            Kind::Array => "array",
+            Kind::VmmPhysical => "vmm_physical",
+            Kind::VmmVirtual => "vmm_virtual",
+            Kind::VmmMapped => "vmm_mapped",
+            Kind::Pool => "pool",
+        }
+    }
+
+    /// Whether it takes a card's memory by itself.
+    pub fn is_physical(self) -> bool {
+        Kind::PHYSICAL.contains(&self)
+    }
+
+    /// Whether the end of its context frees it. Pools and mappings belong to the process.
+    pub fn ends_with_context(self) -> bool {
+        match self {
+            Kind::Device
+            | Kind::PinnedHost
+            | Kind::RegisteredHost
+            | Kind::Managed
+            | Kind::Array => true,
+            Kind::VmmPhysical | Kind::VmmVirtual | Kind::VmmMapped | Kind::Pool => false,
         }
     }
 }
@@ -108,6 +164,10 @@ pub struct DeviceLedger {
     pub device: u32,
     /// Totals by the kind's name.
     pub kinds: BTreeMap<String, Totals>,
+    /// Bytes of the card that pools hold, in use or not. The runtime's ledger knows of none.
+    pub pool_reserved_bytes: u64,
+    /// The highest `pool_reserved_bytes` so far.
+    pub pool_reserved_peak_bytes: u64,
 }
 
 /// One layer's ledger of one process lifetime.
@@ -121,18 +181,30 @@ pub struct ProcessLedger {
     pub layer: Layer,
     /// Every device, in order, used or not.
     pub devices: Vec<DeviceLedger>,
-    /// Failures of calls made without a current context, by the kind's name.
+    /// What belongs to no device, by the kind's name: failures of calls made without a current
+    /// context, reserved addresses, mappings of imported memory.
     pub without_device: BTreeMap<String, Totals>,
 }
 
 impl ProcessLedger {
     /// Totals of one kind on one device; all zero where the device is unknown.
     pub fn totals(&self, device: u32, kind: Kind) -> Totals {
-        self.devices
-            .iter()
-            .find(|entry| entry.device == device)
+        self.device(device)
             .and_then(|entry| entry.kinds.get(kind.name()))
             .copied()
             .unwrap_or_default()
+    }
+
+    /// One device's part.
+    pub fn device(&self, device: u32) -> Option<&DeviceLedger> {
+        self.devices.iter().find(|entry| entry.device == device)
+    }
+
+    /// Bytes of a device's memory that the process holds: the kinds that are memory of the card, and
+    /// what pools hold reserved.
+    pub fn physical_bytes(&self, device: u32) -> u64 {
+        let kinds = Kind::PHYSICAL.map(|kind| self.totals(device, kind).live_bytes);
+        let reserved = self.device(device).map_or(0, |d| d.pool_reserved_bytes);
+        kinds.iter().sum::<u64>() + reserved
     }
 }

@@ -246,8 +246,12 @@ fn names_are_resolved(cuda: &Library) {
     );
     let null = std::ptr::null_mut();
     assert_eq!(find(c"cuNoSuchCall", 13000), (NOT_FOUND, null, 1));
-    // From 11.4 on the name means a variant with other arguments.
-    assert_eq!(find(c"cuCtxCreate", 13000), (NOT_FOUND, null, 2));
+    // The name's arguments changed in 11.4 and 12.5.
+    assert_eq!(find(c"cuCtxCreate", 11030), exported(c"cuCtxCreate_v2"));
+    assert_eq!(find(c"cuCtxCreate", 12040), exported(c"cuCtxCreate_v3"));
+    assert_eq!(find(c"cuCtxCreate", 13000), exported(c"cuCtxCreate_v4"));
+    // Younger than the version asked for.
+    assert_eq!(find(c"cuMemAllocAsync", 11010), (NOT_FOUND, null, 2));
 
     let mut text: *const c_char = std::ptr::null();
     let code = call!(cuda, c"cuGetErrorName", 712 => c_int, &mut text => *mut *const c_char);

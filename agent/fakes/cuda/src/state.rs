@@ -1,11 +1,13 @@
-//! The driver's state and what its calls do with it.
+//! The driver's state, what guards it, and its contexts.
 //!
 //! Invariants:
-//! - one lock guards contexts, blocks, books and the memory mappings: an address is unmapped and
-//!   struck off the books before another thread can be given it;
+//! - one lock guards contexts, blocks, books and the address space: an address is struck off the
+//!   books and given back before another thread can be given it;
 //! - a process forked from this one starts uninitialised and with empty books;
 //! - the stack of current contexts is each thread's own; a context's validity is judged by the
-//!   shared table at every use, since another thread may destroy it.
+//!   shared table at every use, since another thread may destroy it;
+//! - a context's end frees the blocks that were made in it; pools and mapped memory belong to the
+//!   process and a device, and outlive it.
 
 use std::{
     cell::RefCell,
@@ -16,45 +18,80 @@ use std::{
 
 use vramscope_fakes::{
     card,
-    ledger::{Accounts, Block, Kind, Layer},
-    per_process::PerProcess,
+    ledger::{Accounts, Kind, Layer},
+    per_process::{PerProcess, generation},
 };
 
-use crate::{Context, Out, codes::*, memory};
+use crate::{Context, Stream, codes::*, ipc::Opened, memory::AddressSpace, pools::Pools, vmm::Vmm};
 
 /// Every how many-th free fails, as a planted fault.
 const FAIL_FREE_VARIABLE: &str = "VRAMSCOPE_FAKE_FAIL_FREE";
 
-/// Handles are opaque to callers: primary contexts have fixed ones, created contexts follow.
+/// Handles are opaque to callers: primary contexts have fixed ones, others are given as needed, of
+/// each sort from its own place on.
 const FIRST_PRIMARY: Context = 0x10_0000;
 const FIRST_CREATED: Context = 0x20_0000;
-const HANDLE_STEP: Context = 0x100;
-
-/// CU_MEMHOSTALLOC_PORTABLE | DEVICEMAP | WRITECOMBINED.
-const HOST_ALLOC_FLAGS: c_uint = 0x7;
-/// CU_MEMHOSTREGISTER_PORTABLE | DEVICEMAP | IOMEMORY | READ_ONLY.
-const HOST_REGISTER_FLAGS: c_uint = 0xf;
+const FIRST_STREAM: Stream = 0x30_0000;
+const FIRST_ARRAY: usize = 0x4000_0000;
+pub const HANDLE_STEP: usize = 0x100;
 
 static STATE: PerProcess<Mutex<State>> = PerProcess::new();
 
-struct State {
+/// Everything of one process.
+pub struct State {
     initialised: bool,
-    /// How often each device's primary context is retained; it exists while that is above 0.
+    /// How often each device's primary context is retained. A reset destroys it all the same.
     retained: [u32; card::DEVICES],
     /// Contexts that exist, with their device.
     contexts: HashMap<Context, u32>,
     next_context: Context,
-    accounts: Accounts,
+    /// Streams that exist, with their device.
+    streams: HashMap<Stream, u32>,
+    stream_handles: Handles,
+    pub accounts: Accounts,
+    pub addresses: AddressSpace,
+    pub array_handles: Handles,
+    pub pools: Pools,
+    pub vmm: Vmm,
+    pub opened: HashMap<usize, Opened>,
     /// Frees tried so far, for the planted fault.
     free_calls: u64,
     fail_every: Option<u64>,
+}
+
+/// Handles of one sort. One that its owner gave back is the next to be given, as addresses of a heap
+/// are: whoever keys by a handle alone mixes two lives up.
+pub struct Handles {
+    next: usize,
+    returned: Vec<usize>,
+}
+
+impl Handles {
+    pub fn from(first: usize) -> Self {
+        Self {
+            next: first,
+            returned: Vec::new(),
+        }
+    }
+
+    pub fn issue(&mut self) -> usize {
+        self.returned.pop().unwrap_or_else(|| {
+            let handle = self.next;
+            self.next += HANDLE_STEP;
+            handle
+        })
+    }
+
+    pub fn give_back(&mut self, handle: usize) {
+        self.returned.push(handle);
+    }
 }
 
 /// A thread's stack of current contexts, and the process it was filled in: a forked child's thread
 /// inherits the memory, but not the contexts.
 #[derive(Default)]
 struct Stack {
-    pid: u32,
+    generation: u64,
     contexts: Vec<Context>,
 }
 
@@ -62,14 +99,22 @@ thread_local! {
     static STACK: RefCell<Stack> = RefCell::default();
 }
 
-fn state() -> MutexGuard<'static, State> {
+/// This process's state, locked.
+pub fn state() -> MutexGuard<'static, State> {
     let shared = STATE.get(|| {
         Mutex::new(State {
             initialised: false,
             retained: [0; card::DEVICES],
             contexts: HashMap::new(),
             next_context: FIRST_CREATED,
+            streams: HashMap::new(),
+            stream_handles: Handles::from(FIRST_STREAM),
             accounts: Accounts::new(Layer::Driver),
+            addresses: AddressSpace::default(),
+            array_handles: Handles::from(FIRST_ARRAY),
+            pools: Pools::new(),
+            vmm: Vmm::new(),
+            opened: HashMap::new(),
             free_calls: 0,
             fail_every: std::env::var(FAIL_FREE_VARIABLE)
                 .ok()
@@ -86,9 +131,9 @@ fn with_stack<T>(action: impl Fn(&mut Vec<Context>) -> T) -> T {
         let Ok(mut stack) = stack.try_borrow_mut() else {
             return action(&mut Vec::new());
         };
-        let pid = std::process::id();
-        if stack.pid != pid {
-            stack.pid = pid;
+        let generation = generation();
+        if stack.generation != generation {
+            stack.generation = generation;
             stack.contexts.clear();
         }
         action(&mut stack.contexts)
@@ -97,7 +142,7 @@ fn with_stack<T>(action: impl Fn(&mut Vec<Context>) -> T) -> T {
 }
 
 impl State {
-    fn require_initialised(&self) -> CuResult<()> {
+    pub fn require_initialised(&self) -> CuResult<()> {
         if self.initialised {
             Ok(())
         } else {
@@ -105,7 +150,7 @@ impl State {
         }
     }
 
-    fn device(&self, device: c_int) -> CuResult<u32> {
+    pub fn device(&self, device: c_int) -> CuResult<u32> {
         self.require_initialised()?;
         u32::try_from(device)
             .ok()
@@ -114,11 +159,40 @@ impl State {
     }
 
     /// The current context and its device.
-    fn current(&self) -> CuResult<(Context, u32)> {
+    pub fn current(&self) -> CuResult<(Context, u32)> {
         self.require_initialised()?;
         let top = with_stack(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
         let device = self.contexts.get(&top).ok_or(CONTEXT_IS_DESTROYED)?;
         Ok((top, *device))
+    }
+
+    /// The current device, where there is one.
+    pub fn current_device(&self) -> Option<u32> {
+        self.current().ok().map(|(_, device)| device)
+    }
+
+    /// The device of a stream. The built-in streams (null, legacy, per thread) are those of the
+    /// current context.
+    pub fn stream_device(&self, stream: Stream) -> CuResult<u32> {
+        let (_, current) = self.current()?;
+        match stream {
+            0..=2 => Ok(current),
+            _ => self.streams.get(&stream).copied().ok_or(INVALID_HANDLE),
+        }
+    }
+
+    /// Bytes that this process can still take of a card.
+    pub fn free_bytes(&self, device: u32) -> u64 {
+        card::DEVICE_BYTES.saturating_sub(self.accounts.used_bytes(device))
+    }
+
+    /// Counts a free that reached the driver with a context; the planted fault makes it fail.
+    pub fn fail_free_if_planted(&mut self) -> CuResult<()> {
+        self.free_calls += 1;
+        match self.fail_every {
+            Some(every) if self.free_calls.is_multiple_of(every) => Err(INVALID_VALUE),
+            _ => Ok(()),
+        }
     }
 
     fn require_context(&self, context: Context) -> CuResult<()> {
@@ -132,11 +206,21 @@ impl State {
 
     /// Ends a context: what was allocated in it is freed, as with the vendor's.
     fn end_context(&mut self, context: Context) {
-        self.contexts.remove(&context);
-        for address in self.accounts.of_context(context) {
-            if let Some(block) = self.accounts.freed(address) {
-                memory::release(address, block);
-            }
+        if self.contexts.remove(&context).is_none() {
+            return;
+        }
+        for (address, block) in self.accounts.of_context(context) {
+            self.accounts.freed(block.kind, address);
+            self.give_back(address, block);
+        }
+        let opened: Vec<usize> = self
+            .opened
+            .iter()
+            .filter(|(_, opened)| opened.context == context)
+            .map(|(address, _)| *address)
+            .collect();
+        for address in opened {
+            self.close_opened(address);
         }
     }
 }
@@ -183,7 +267,11 @@ pub fn device_attribute(attribute: c_int, device: c_int) -> CuResult<c_int> {
         39 => 2048,                                    // MAX_THREADS_PER_MULTIPROCESSOR
         41 => 1,                                       // UNIFIED_ADDRESSING
         75 => 9,                                       // COMPUTE_CAPABILITY_MAJOR
-        134 => -1,                                     // HOST_NUMA_ID: not known
+        83 => 1,                                       // MANAGED_MEMORY
+        102 => 1,                                      // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        103 => 1,  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        115 => 1,  // MEMORY_POOLS_SUPPORTED
+        134 => -1, // HOST_NUMA_ID: not known
         _ => 0,
     })
 }
@@ -197,6 +285,7 @@ pub fn primary_retain(device: c_int) -> CuResult<Context> {
     Ok(context)
 }
 
+/// The last release destroys the context.
 pub fn primary_release(device: c_int) -> CuResult<()> {
     let mut state = state();
     let device = state.device(device)?;
@@ -210,10 +299,10 @@ pub fn primary_release(device: c_int) -> CuResult<()> {
     Ok(())
 }
 
+/// Destroys the context without releasing it: who retained it still has to release it.
 pub fn primary_reset(device: c_int) -> CuResult<()> {
     let mut state = state();
     let device = state.device(device)?;
-    state.retained[device as usize] = 0;
     state.end_context(primary_handle(device));
     Ok(())
 }
@@ -221,10 +310,10 @@ pub fn primary_reset(device: c_int) -> CuResult<()> {
 pub fn primary_active(device: c_int) -> CuResult<bool> {
     let state = state();
     let device = state.device(device)?;
-    Ok(state.retained[device as usize] > 0)
+    Ok(state.contexts.contains_key(&primary_handle(device)))
 }
 
-pub fn context_create(_flags: c_uint, device: c_int) -> CuResult<Context> {
+pub fn context_create(device: c_int) -> CuResult<Context> {
     let mut state = state();
     let device = state.device(device)?;
     let context = state.next_context;
@@ -286,132 +375,55 @@ pub fn context_device() -> CuResult<c_int> {
     Ok(state().current()?.1 as c_int)
 }
 
-pub fn require_context() -> CuResult<()> {
-    state().current().map(|_| ())
+/// Waits for a context's work, of which there never is any: pools give back what they may.
+pub fn context_synchronize(context: Option<Context>) -> CuResult<()> {
+    let mut state = state();
+    let device = match context {
+        None => state.current()?.1,
+        Some(context) => *state.contexts.get(&context).ok_or(INVALID_CONTEXT)?,
+    };
+    state.pools_synchronised(device);
+    Ok(())
+}
+
+pub fn stream_create() -> CuResult<Stream> {
+    let mut state = state();
+    let (_, device) = state.current()?;
+    let stream = state.stream_handles.issue();
+    state.streams.insert(stream, device);
+    Ok(stream)
+}
+
+pub fn stream_destroy(stream: Stream) -> CuResult<()> {
+    let mut state = state();
+    state.require_initialised()?;
+    state.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
+    state.stream_handles.give_back(stream);
+    Ok(())
+}
+
+/// As [`context_synchronize`].
+pub fn stream_synchronize(stream: Stream) -> CuResult<()> {
+    let mut state = state();
+    let device = state.stream_device(stream)?;
+    state.pools_synchronised(device);
+    Ok(())
 }
 
 /// Bytes that this process can still allocate on the current device.
 pub fn memory_free() -> CuResult<u64> {
     let state = state();
     let (_, device) = state.current()?;
-    Ok(card::DEVICE_BYTES - state.accounts.used_bytes(device))
+    Ok(state.free_bytes(device))
 }
 
-/// Allocates device or pinned memory and enters the outcome in the books.
-pub fn allocate(kind: Kind, address: Out<usize>, bytes: usize) -> CuResult<()> {
-    let mut state = state();
-    let current = state.current();
-    let outcome = current.and_then(|(context, device)| {
-        let out = address.ok_or(INVALID_VALUE)?;
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let place = match kind {
-            Kind::Device => {
-                if bytes as u64 > card::DEVICE_BYTES - state.accounts.used_bytes(device) {
-                    return Err(OUT_OF_MEMORY);
-                }
-                memory::reserve(bytes)
-            }
-            Kind::PinnedHost => memory::pin_new(bytes),
-            // The program's own memory is registered, not allocated.
-            Kind::RegisteredHost => None,
-        };
-        let place = place.ok_or(OUT_OF_MEMORY)?;
-        out.write(place);
-        state.accounts.allocated(
-            place,
-            Block {
-                kind,
-                device,
-                bytes: bytes as u64,
-                context,
-            },
-        );
-        Ok(())
-    });
-    if outcome.is_err() {
-        let device = current.ok().map(|(_, device)| device);
-        state.accounts.allocation_failed(kind, device);
-    }
-    outcome
-}
-
-pub fn allocate_pinned(address: Out<usize>, bytes: usize, flags: c_uint) -> CuResult<()> {
-    if flags & !HOST_ALLOC_FLAGS != 0 {
-        // An output of none makes the call fail with the same code, after the same checks.
-        return allocate(Kind::PinnedHost, None, bytes);
-    }
-    allocate(Kind::PinnedHost, address, bytes)
-}
-
-pub fn register(address: usize, bytes: usize, flags: c_uint) -> CuResult<()> {
-    let mut state = state();
-    let current = state.current();
-    let outcome = current.and_then(|(context, device)| {
-        let is_usable = address != 0
-            && bytes != 0
-            && address.checked_add(bytes).is_some()
-            && flags & !HOST_REGISTER_FLAGS == 0;
-        if !is_usable || !memory::exists(address, bytes) {
-            return Err(INVALID_VALUE);
-        }
-        if let Some((_, other)) = state.accounts.overlapping(address, bytes).next() {
-            return Err(match other.kind {
-                Kind::Device => INVALID_VALUE,
-                Kind::PinnedHost | Kind::RegisteredHost => HOST_MEMORY_ALREADY_REGISTERED,
-            });
-        }
-        memory::pin(address, bytes);
-        state.accounts.allocated(
-            address,
-            Block {
-                kind: Kind::RegisteredHost,
-                device,
-                bytes: bytes as u64,
-                context,
-            },
-        );
-        Ok(())
-    });
-    if outcome.is_err() {
-        let device = current.ok().map(|(_, device)| device);
-        state
-            .accounts
-            .allocation_failed(Kind::RegisteredHost, device);
-    }
-    outcome
-}
-
-/// Frees, or unregisters, what begins at an address, and enters the outcome in the books.
-pub fn free(kind: Kind, address: usize) -> CuResult<()> {
-    let mut state = state();
-    let current = state.current();
-    let outcome = current.and_then(|_| {
-        state.free_calls += 1;
-        let is_planted_fault = state
-            .fail_every
-            .is_some_and(|every| state.free_calls.is_multiple_of(every));
-        if is_planted_fault {
-            return Err(INVALID_VALUE);
-        }
-        let is_block = state
-            .accounts
-            .block(address)
-            .is_some_and(|block| block.kind == kind);
-        let freed = is_block.then(|| state.accounts.freed(address)).flatten();
-        match freed {
-            Some(block) => {
-                memory::release(address, block);
-                Ok(())
-            }
-            None if kind == Kind::RegisteredHost => Err(HOST_MEMORY_NOT_REGISTERED),
-            None => Err(INVALID_VALUE),
-        }
-    });
-    if outcome.is_err() {
-        let device = current.ok().map(|(_, device)| device);
-        state.accounts.free_failed(kind, address, device);
-    }
-    outcome
+/// Enters a failed call in the books.
+pub fn allocation_failed(
+    state: &mut State,
+    kind: Kind,
+    device: Option<u32>,
+    code: c_int,
+) -> CuResult<()> {
+    state.accounts.allocation_failed(kind, device);
+    Err(code)
 }
