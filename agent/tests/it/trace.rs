@@ -11,17 +11,20 @@ use vramscope_fakes::ledger::{Kind, ProcessLedger};
 
 use crate::standins::Bench;
 
-/// Process, device, kind.
-type Place = (u64, u64, String);
+/// Process, device if there is one, kind.
+type Place = (u64, Option<u64>, String);
 /// allocations, failed allocations, frees, bytes at exit, blocks at exit, peak.
 type Figures = [u64; 6];
 
 fn from_ledgers(ledgers: &[ProcessLedger]) -> BTreeMap<Place, Figures> {
     let mut all = BTreeMap::new();
     for ledger in ledgers {
-        for device in 0..2 {
+        for device in [Some(0), Some(1), None] {
             for kind in Kind::ALL {
-                let t = ledger.totals(device, kind);
+                let t = match device {
+                    Some(device) => ledger.totals(device, kind),
+                    None => ledger.without_device[kind.name()],
+                };
                 let figures = [
                     t.allocations,
                     t.failed_allocations,
@@ -34,7 +37,7 @@ fn from_ledgers(ledgers: &[ProcessLedger]) -> BTreeMap<Place, Figures> {
                     all.insert(
                         (
                             u64::from(ledger.pid),
-                            u64::from(device),
+                            device.map(u64::from),
                             kind.name().to_string(),
                         ),
                         figures,
@@ -63,7 +66,7 @@ fn from_summary(summary: &Value) -> BTreeMap<Place, Figures> {
             );
             let place = (
                 figure(line, "pid"),
-                figure(line, "device"),
+                line["device"].as_u64(),
                 line["memory_kind"].as_str().unwrap().to_string(),
             );
             let names = [

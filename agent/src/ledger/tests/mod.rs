@@ -1,8 +1,7 @@
-//! Hand-calculated histories, and random ones against a naive independent model.
+//! Hand-calculated histories; random ones against an independent model are in [`model`].
 
-use std::collections::HashMap;
-
-use proptest::prelude::*;
+mod created;
+mod model;
 
 use super::*;
 use crate::probes::Event;
@@ -305,70 +304,4 @@ fn a_context_takes_its_memory_along() {
         .collect();
     assert_eq!(summary, [("cuCtxDestroy_v2", Some(8), true, Some(1))]);
     assert_eq!(live(&ledger), (16, 1));
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Alloc { slot: u64, bytes: u64, fails: bool },
-    Free { slot: u64, fails: bool },
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        (0..6u64, 1..1000u64, prop::bool::weighted(0.2))
-            .prop_map(|(slot, bytes, fails)| Step::Alloc { slot, bytes, fails }),
-        (0..6u64, prop::bool::weighted(0.2)).prop_map(|(slot, fails)| Step::Free { slot, fails }),
-    ];
-    proptest::collection::vec(step, 0..120)
-}
-
-proptest! {
-    /// The model keeps slots as a driver would: it never gives out a slot twice, and frees only
-    /// what it gave. Rows must add up to the model's books after every step, and the books must
-    /// survive a restart from the journal's changes at any point.
-    #[test]
-    fn random_histories_add_up(steps in steps(), restart_at in 0..120usize) {
-        let mut ledger = new_ledger();
-        let mut journal = Vec::new();
-        let mut model: HashMap<u64, u64> = HashMap::new();
-        let mut from_rows: i64 = 0;
-        for (index, step) in steps.iter().enumerate() {
-            let seq = index as u64 + 1;
-            let (call, model_allows) = match step {
-                Step::Alloc { slot, bytes, fails } => {
-                    let fails = *fails || model.contains_key(slot);
-                    if !fails {
-                        model.insert(*slot, *bytes);
-                    }
-                    let out = (!fails).then_some(0x1000 + slot * 0x1000);
-                    (call("cuMemAlloc_v2", seq, [0, *bytes], out, if fails { 2 } else { 0 }), true)
-                }
-                Step::Free { slot, fails } => {
-                    let fails = *fails || !model.contains_key(slot);
-                    if !fails {
-                        model.remove(slot);
-                    }
-                    (call("cuMemFree_v2", seq, [0x1000 + slot * 0x1000, 0], None, if fails { 1 } else { 0 }), true)
-                }
-            };
-            prop_assert!(model_allows);
-            for row in apply(&mut ledger, &call, false) {
-                let sign = if row.op == "alloc" { 1 } else { -1 };
-                if row.counted {
-                    from_rows += sign * row.bytes.unwrap();
-                }
-            }
-            journal.extend(ledger.take_changes());
-            if index == restart_at {
-                ledger = new_ledger();
-                for change in &journal {
-                    ledger.restore(change);
-                }
-                ledger.restored();
-            }
-            let bytes: u64 = model.values().sum();
-            prop_assert_eq!(live(&ledger), (bytes, model.len() as u64));
-            prop_assert_eq!(from_rows, bytes as i64);
-        }
-    }
 }
