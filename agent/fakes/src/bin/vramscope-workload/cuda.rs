@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use anyhow::{bail, ensure};
 
-use crate::library::{Library, functions};
+use super::library::{Library, functions};
 
 const MIB: usize = 1 << 20;
 

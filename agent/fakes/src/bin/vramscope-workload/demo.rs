@@ -7,7 +7,7 @@ use std::hint::black_box;
 
 use anyhow::ensure;
 
-use crate::runtime::{Address, Runtime};
+use super::runtime::{Address, Runtime};
 
 const MIB: usize = 1 << 20;
 

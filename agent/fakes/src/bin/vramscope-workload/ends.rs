@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure};
 
-use crate::runtime::Runtime;
+use super::runtime::Runtime;
 
 const MIB: usize = 1 << 20;
 

@@ -1,6 +1,10 @@
-//! Shared libraries loaded at run time, never unloaded.
+//! Shared libraries loaded at run time, never unloaded, and the runtime where it is linked into the
+//! program instead.
 
-use std::ffi::{CStr, c_void};
+use std::{
+    ffi::{CStr, c_void},
+    sync::OnceLock,
+};
 
 use anyhow::{Context, bail};
 
@@ -13,12 +17,37 @@ pub struct LibraryMissing {
     tried: String,
 }
 
-/// A loaded library.
-pub struct Library {
-    handle: *mut c_void,
+/// Finds a function of the linked runtime by its name.
+type Linked = fn(&CStr) -> Option<*mut c_void>;
+
+/// The runtime that the program was linked with, if it was.
+static LINKED_RUNTIME: OnceLock<Linked> = OnceLock::new();
+
+/// Makes the runtime one that is part of the program, where it would have been loaded.
+#[allow(
+    dead_code,
+    reason = "the program with the runtime linked in is another one"
+)]
+pub fn use_linked_runtime(find: Linked) {
+    // A second call has nothing to add.
+    let _ = LINKED_RUNTIME.set(find);
+}
+
+/// A library whose functions can be had.
+pub enum Library {
+    Loaded(*mut c_void),
+    Linked(Linked),
 }
 
 impl Library {
+    /// The runtime: the one linked into the program, else as [`Library::load`].
+    pub fn runtime(names: &[&CStr]) -> Result<Self, LibraryMissing> {
+        match LINKED_RUNTIME.get() {
+            Some(find) => Ok(Self::Linked(*find)),
+            None => Self::load(names),
+        }
+    }
+
     /// Loads the first of some names that the dynamic linker finds.
     pub fn load(names: &[&CStr]) -> Result<Self, LibraryMissing> {
         let mut tried = Vec::new();
@@ -26,7 +55,7 @@ impl Library {
             // SAFETY: loading runs the library's initialisers, which is what the program is for.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
             if !handle.is_null() {
-                return Ok(Self { handle });
+                return Ok(Self::Loaded(handle));
             }
             // SAFETY: after a failed dlopen, dlerror gives null or a string valid until the next call.
             let reason = unsafe {
@@ -46,8 +75,11 @@ impl Library {
 
     /// The address of a function.
     pub fn function(&self, name: &CStr) -> anyhow::Result<*mut c_void> {
-        // SAFETY: an open handle and a string with its zero byte.
-        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        let address = match self {
+            // SAFETY: an open handle and a string with its zero byte.
+            Self::Loaded(handle) => unsafe { libc::dlsym(*handle, name.as_ptr()) },
+            Self::Linked(find) => find(name).unwrap_or(std::ptr::null_mut()),
+        };
         let shown = name.to_str().context("a function's name is no text")?;
         if address.is_null() {
             bail!("the CUDA library lacks {shown}");
@@ -59,12 +91,12 @@ impl Library {
 /// Declares a struct of a library's functions and how to resolve them.
 macro_rules! functions {
     ($name:ident { $($field:ident: $symbol:literal, fn($($argument:ty),*) -> $result:ty;)* }) => {
-        struct $name {
-            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl $name {
-            fn resolve(library: &crate::library::Library) -> anyhow::Result<Self> {
+            fn resolve(library: &super::library::Library) -> anyhow::Result<Self> {
                 Ok(Self {
                     $($field: {
                         let address = library.function($symbol)?;

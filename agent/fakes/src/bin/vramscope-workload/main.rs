@@ -9,18 +9,30 @@
 //! library; `exit-code` and `crash` end as asked.
 
 mod cuda;
+mod deep;
 mod demo;
+mod devices;
+mod driver;
 mod ends;
-mod library;
+mod failures;
+mod ipc;
+mod kinds;
+pub mod library;
+mod lives;
 mod paced;
+mod pools;
+mod race;
 mod runtime;
+mod runtime_more;
+mod steady;
 mod threads;
+mod vmm;
 
 use std::{process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
 
-use crate::library::LibraryMissing;
+use self::{library::LibraryMissing, steady::Layer};
 
 /// Use GPU memory in known ways. LD_LIBRARY_PATH chooses the CUDA libraries.
 #[derive(Parser)]
@@ -82,9 +94,115 @@ enum Scenario {
     },
     /// Use the driver interface alone, without the runtime library.
     Driver,
+    /// Free and allocate from many threads, so that one address goes from thread to thread.
+    Race {
+        /// How many threads.
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
+        threads: u64,
+        /// Allocations of each thread.
+        #[arg(long, default_value_t = 2000)]
+        iterations: u64,
+    },
+    /// Failed allocations, failed frees and double frees of each kind of memory.
+    Failures,
+    /// Managed memory.
+    Managed,
+    /// Pitched memory and arrays.
+    Pitched,
+    /// Stream-ordered memory: default and made pools, trimmed, synchronised, destroyed with a slice.
+    Pools,
+    /// Virtual memory management, with several mappings of one handle.
+    Vmm,
+    /// Virtual memory management as PyTorch's expandable segments do it.
+    VmmSegments {
+        /// How often to give segments back and take them again.
+        #[arg(long, default_value_t = 1)]
+        rounds: u64,
+    },
+    /// Export device memory to a second process.
+    Ipc,
+    /// The second process of `ipc`.
+    #[command(hide = true)]
+    IpcOpen {
+        /// The handle, in hexadecimal digits.
+        handle: String,
+    },
+    /// Two devices, with a free under the other one and contexts pushed and popped.
+    Devices,
+    /// Contexts that are destroyed, reset or released with memory in them.
+    Contexts,
+    /// Sleep, then load the CUDA libraries and allocate.
+    LateDlopen {
+        /// How long to sleep, in milliseconds.
+        #[arg(long, default_value_t = 500)]
+        delay_ms: u64,
+    },
+    /// Allocate, then replace this program by another, which allocates.
+    Exec,
+    /// Allocate, start a program by vfork and exec, which allocates, and allocate again.
+    Vfork,
+    /// Allocate on a thread that ends, then free from another.
+    ThreadExit,
+    /// Allocate, say "waiting", wait for a line on standard input, then free and allocate more.
+    Older {
+        /// Blocks before the wait.
+        #[arg(long, default_value_t = 3)]
+        before: u64,
+        /// Blocks after it.
+        #[arg(long, default_value_t = 2)]
+        after: u64,
+    },
+    /// Allocate once and exit with it.
+    Hold {
+        /// How much, in MiB.
+        #[arg(long, default_value_t = 64)]
+        mib: usize,
+    },
+    /// Start two processes with the same process number, one after the other. Needs root.
+    PidReuse,
+    /// Pairs of an allocation and a free from many call stacks; says how many calls it made. SIGTERM
+    /// ends it cleanly.
+    Churn {
+        /// How long, in seconds.
+        #[arg(long, default_value_t = 10.0)]
+        seconds: f64,
+        /// Pairs a second; 0 for as many as can be.
+        #[arg(long, default_value_t = 0)]
+        rate: u64,
+        /// Different call stacks.
+        #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=65536))]
+        stacks: u64,
+        /// Call the driver, not the runtime.
+        #[arg(long)]
+        driver: bool,
+    },
+    /// Many small blocks, all alive; then say "waiting", wait for a line and exit with them.
+    Live {
+        /// How many.
+        #[arg(long, default_value_t = 1000)]
+        count: u64,
+        /// Different call stacks.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65536))]
+        stacks: u64,
+        /// Call the driver, not the runtime.
+        #[arg(long)]
+        driver: bool,
+    },
+    /// Calls inside calls, and calls that are left without a return. Stand-ins only.
+    Deep {
+        /// How many calls inside each other.
+        #[arg(long, default_value_t = 12)]
+        depth: u32,
+        /// How many calls to leave before they allocate.
+        #[arg(long, default_value_t = 3)]
+        before: u32,
+        /// How many calls to leave after they have allocated.
+        #[arg(long, default_value_t = 2)]
+        after: u32,
+    },
 }
 
-fn main() -> ExitCode {
+pub fn main() -> ExitCode {
     match run(Arguments::parse().scenario) {
         Ok(code) => code,
         Err(error) => {
@@ -121,6 +239,47 @@ fn run(scenario: Scenario) -> anyhow::Result<ExitCode> {
             std::thread::sleep(Duration::from_secs(seconds));
         }
         Scenario::Driver => cuda::run()?,
+        Scenario::Race {
+            threads,
+            iterations,
+        } => race::run(threads as usize, iterations)?,
+        Scenario::Failures => failures::run()?,
+        Scenario::Managed => kinds::managed()?,
+        Scenario::Pitched => kinds::pitched()?,
+        Scenario::Pools => pools::run()?,
+        Scenario::Vmm => vmm::run()?,
+        Scenario::VmmSegments { rounds } => vmm::segments(rounds)?,
+        Scenario::Ipc => ipc::export()?,
+        Scenario::IpcOpen { handle } => ipc::open(&handle)?,
+        Scenario::Devices => devices::run()?,
+        Scenario::Contexts => devices::contexts()?,
+        Scenario::LateDlopen { delay_ms } => lives::late_dlopen(Duration::from_millis(delay_ms))?,
+        Scenario::Exec => lives::exec()?,
+        Scenario::Vfork => lives::vfork()?,
+        Scenario::ThreadExit => lives::thread_exit()?,
+        Scenario::Older { before, after } => lives::older(before, after)?,
+        Scenario::Hold { mib } => lives::hold(mib << 20)?,
+        Scenario::PidReuse => lives::pid_reuse()?,
+        Scenario::Churn {
+            seconds,
+            rate,
+            stacks,
+            driver,
+        } => {
+            let duration = Duration::try_from_secs_f64(seconds)
+                .map_err(|_| anyhow::anyhow!("{seconds} is no length of time"))?;
+            steady::churn(&Layer::load(driver)?, duration, rate, stacks)?;
+        }
+        Scenario::Live {
+            count,
+            stacks,
+            driver,
+        } => steady::live(&Layer::load(driver)?, count, stacks)?,
+        Scenario::Deep {
+            depth,
+            before,
+            after,
+        } => deep::run(depth, before, after)?,
     }
     Ok(ExitCode::SUCCESS)
 }

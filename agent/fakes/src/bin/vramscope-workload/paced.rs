@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Context;
 
-use crate::runtime::{Address, Runtime};
+use super::runtime::{Address, Runtime};
 
 const BLOCK_BYTES: usize = 16 << 10;
 /// Every so many-th block is never freed.
@@ -20,6 +20,10 @@ extern "C" fn ask_to_stop(_signal: libc::c_int) {
     STOP.store(true, Ordering::Relaxed);
 }
 
+pub fn is_asked_to_stop() -> bool {
+    STOP.load(Ordering::Relaxed)
+}
+
 pub fn run(duration: Duration, rate: u64) -> anyhow::Result<()> {
     stop_on_signals();
     let runtime = Runtime::load()?;
@@ -28,7 +32,7 @@ pub fn run(duration: Duration, rate: u64) -> anyhow::Result<()> {
     let mut second = 0;
     let mut leaked = 0;
     let mut pair = 0;
-    while pair < planned && !STOP.load(Ordering::Relaxed) {
+    while pair < planned && !is_asked_to_stop() {
         // A pair's time is worked out from the start, so that a late one does not delay the next.
         let due = started + Duration::from_secs_f64(pair as f64 / rate as f64);
         if !sleep_until(due) {
@@ -57,7 +61,7 @@ fn report(second: u64, pairs: u64, leaked: u64) {
     eprintln!("second {second}: {pairs} blocks so far, {leaked} leaked ({bytes} bytes)");
 }
 
-fn stop_on_signals() {
+pub fn stop_on_signals() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         // SAFETY: the handler only stores to an atomic, which is allowed in a handler.
         unsafe { libc::signal(signal, ask_to_stop as *const () as libc::sighandler_t) };

@@ -2,12 +2,13 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
+    mem::MaybeUninit,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use anyhow::bail;
 
-use crate::library::{Library, functions};
+use super::library::{Library, functions};
 
 /// Names of the runtime library, the newest first.
 const NAMES: [&CStr; 3] = [c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so"];
@@ -23,6 +24,33 @@ functions! {
         host_register: c"cudaHostRegister", fn(*mut c_void, usize, c_uint) -> c_int;
         host_unregister: c"cudaHostUnregister", fn(*mut c_void) -> c_int;
         mem_get_info: c"cudaMemGetInfo", fn(*mut usize, *mut usize) -> c_int;
+        malloc_managed: c"cudaMallocManaged", fn(*mut *mut c_void, usize, c_uint) -> c_int;
+        malloc_pitch: c"cudaMallocPitch", fn(*mut *mut c_void, *mut usize, usize, usize) -> c_int;
+        malloc_3d: c"cudaMalloc3D", fn(*mut PitchedPointer, Extent) -> c_int;
+        malloc_array: c"cudaMallocArray",
+            fn(*mut usize, *const ChannelFormat, usize, usize, c_uint) -> c_int;
+        malloc_3d_array: c"cudaMalloc3DArray",
+            fn(*mut usize, *const ChannelFormat, Extent, c_uint) -> c_int;
+        malloc_mipmapped_array: c"cudaMallocMipmappedArray",
+            fn(*mut usize, *const ChannelFormat, Extent, c_uint, c_uint) -> c_int;
+        free_array: c"cudaFreeArray", fn(usize) -> c_int;
+        free_mipmapped_array: c"cudaFreeMipmappedArray", fn(usize) -> c_int;
+        malloc_async: c"cudaMallocAsync", fn(*mut *mut c_void, usize, usize) -> c_int;
+        malloc_async_ptsz: c"cudaMallocAsync_ptsz", fn(*mut *mut c_void, usize, usize) -> c_int;
+        malloc_from_pool: c"cudaMallocFromPoolAsync",
+            fn(*mut *mut c_void, usize, usize, usize) -> c_int;
+        free_async: c"cudaFreeAsync", fn(*mut c_void, usize) -> c_int;
+        free_async_ptsz: c"cudaFreeAsync_ptsz", fn(*mut c_void, usize) -> c_int;
+        stream_synchronize: c"cudaStreamSynchronize", fn(usize) -> c_int;
+        default_pool: c"cudaDeviceGetDefaultMemPool", fn(*mut usize, c_int) -> c_int;
+        pool_create: c"cudaMemPoolCreate", fn(*mut usize, *const PoolProperties) -> c_int;
+        pool_destroy: c"cudaMemPoolDestroy", fn(usize) -> c_int;
+        pool_trim: c"cudaMemPoolTrimTo", fn(usize, usize) -> c_int;
+        pool_get: c"cudaMemPoolGetAttribute", fn(usize, c_int, *mut c_void) -> c_int;
+        pool_set: c"cudaMemPoolSetAttribute", fn(usize, c_int, *mut c_void) -> c_int;
+        ipc_get: c"cudaIpcGetMemHandle", fn(*mut IpcHandle, *mut c_void) -> c_int;
+        ipc_open: c"cudaIpcOpenMemHandle", fn(*mut *mut c_void, IpcHandle, c_uint) -> c_int;
+        ipc_close: c"cudaIpcCloseMemHandle", fn(*mut c_void) -> c_int;
         get_error_name: c"cudaGetErrorName", fn(c_int) -> *const c_char;
     }
 }
@@ -31,18 +59,86 @@ functions! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address(pub usize);
 
+/// cudaExtent.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Extent {
+    pub width: usize,
+    pub height: usize,
+    pub depth: usize,
+}
+
+/// cudaPitchedPtr.
+#[repr(C)]
+pub(super) struct PitchedPointer {
+    pub(super) address: *mut c_void,
+    pub(super) pitch: usize,
+    width: usize,
+    height: usize,
+}
+
+/// cudaChannelFormatDesc: bits of each channel; 0 signed, 1 unsigned, 2 floating point.
+#[repr(C)]
+pub struct ChannelFormat {
+    pub bits: [c_int; 4],
+    pub kind: c_int,
+}
+
+/// cudaMemPoolProps, for pinned memory on a device that is not shared.
+#[repr(C)]
+pub(super) struct PoolProperties {
+    pub(super) allocation_type: c_uint,
+    pub(super) handle_types: c_uint,
+    pub(super) location_type: c_uint,
+    pub(super) location: c_int,
+    pub(super) rest: [u64; 9],
+}
+
+/// cudaIpcMemHandle_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IpcHandle(pub [u8; 64]);
+
+/// Attributes of a pool (cudaMemPoolAttr).
+pub const RELEASE_THRESHOLD: c_int = 4;
+pub const RESERVED: c_int = 5;
+pub const RESERVED_HIGH: c_int = 6;
+pub const USED: c_int = 7;
+pub const USED_HIGH: c_int = 8;
+
+/// Which stream the calls without one work on: the variant of their names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum DefaultStream {
+    Legacy,
+    PerThread,
+}
+
 /// A loaded runtime.
 pub struct Runtime {
-    functions: Functions,
+    pub(super) functions: Functions,
     /// Frees that failed though they should not have: a planted fault, or a broken driver.
     failed_frees: AtomicU64,
+}
+
+/// Runs a call that writes one output.
+pub fn output<T>(call: impl FnOnce(*mut T) -> c_int) -> Result<T, c_int> {
+    let mut value = MaybeUninit::uninit();
+    match call(value.as_mut_ptr()) {
+        // SAFETY: a call that succeeded has written its output.
+        0 => Ok(unsafe { value.assume_init() }),
+        code => Err(code),
+    }
+}
+
+pub(super) fn of_pointer(pointer: *mut c_void) -> Address {
+    Address(pointer as usize)
 }
 
 impl Runtime {
     /// Loads the runtime library; the driver's is checked to exist too, since the runtime alone
     /// could only say that it found no driver.
     pub fn load() -> anyhow::Result<Self> {
-        let library = Library::load(&NAMES)?;
+        let library = Library::runtime(&NAMES)?;
         Library::load(&[c"libcuda.so.1"])?;
         Ok(Self {
             functions: Functions::resolve(&library)?,
@@ -50,7 +146,7 @@ impl Runtime {
         })
     }
 
-    fn check(&self, call: &str, code: c_int) -> anyhow::Result<()> {
+    pub fn check(&self, call: &str, code: c_int) -> anyhow::Result<()> {
         if code == 0 {
             return Ok(());
         }
@@ -85,20 +181,21 @@ impl Runtime {
 
     /// The outcome of a cudaMalloc: the address, or the code.
     pub fn try_malloc(&self, bytes: usize) -> Result<Address, c_int> {
-        let mut address = std::ptr::null_mut();
         // SAFETY: one output and a plain number.
-        match unsafe { (self.functions.malloc)(&mut address, bytes) } {
-            0 => Ok(Address(address as usize)),
-            code => Err(code),
-        }
+        output(|address| unsafe { (self.functions.malloc)(address, bytes) }).map(of_pointer)
     }
 
     pub fn malloc(&self, bytes: usize) -> anyhow::Result<Address> {
-        match self.try_malloc(bytes) {
-            Ok(address) => Ok(address),
+        self.expect("cudaMalloc", self.try_malloc(bytes))
+    }
+
+    /// The value of a call that has to succeed.
+    pub fn expect<T>(&self, call: &str, outcome: Result<T, c_int>) -> anyhow::Result<T> {
+        match outcome {
+            Ok(value) => Ok(value),
             Err(code) => {
-                self.check("cudaMalloc", code)?;
-                bail!("cudaMalloc failed without a code")
+                self.check(call, code)?;
+                bail!("{call} failed without a code")
             }
         }
     }
@@ -118,30 +215,45 @@ impl Runtime {
     }
 
     pub fn host_alloc(&self, bytes: usize) -> anyhow::Result<Address> {
-        let mut address = std::ptr::null_mut();
+        self.expect("cudaHostAlloc", self.try_host_alloc(bytes))
+    }
+
+    pub fn try_host_alloc(&self, bytes: usize) -> Result<Address, c_int> {
         // SAFETY: one output and plain numbers.
-        let code = unsafe { (self.functions.host_alloc)(&mut address, bytes, 0) };
-        self.check("cudaHostAlloc", code)?;
-        Ok(Address(address as usize))
+        output(|address| unsafe { (self.functions.host_alloc)(address, bytes, 0) }).map(of_pointer)
+    }
+
+    /// The code of a cudaFreeHost.
+    pub fn try_free_host(&self, address: Address) -> c_int {
+        // SAFETY: the runtime checks the address.
+        unsafe { (self.functions.free_host)(address.0 as *mut c_void) }
+    }
+
+    /// The code of a cudaHostRegister.
+    pub fn try_host_register(&self, memory: &mut [u8]) -> c_int {
+        // SAFETY: the range is the slice's own.
+        unsafe { (self.functions.host_register)(memory.as_mut_ptr().cast(), memory.len(), 0) }
+    }
+
+    /// The code of a cudaHostUnregister.
+    pub fn try_host_unregister(&self, address: Address) -> c_int {
+        // SAFETY: the runtime checks the address.
+        unsafe { (self.functions.host_unregister)(address.0 as *mut c_void) }
     }
 
     pub fn free_host(&self, address: Address) {
-        // SAFETY: the runtime checks the address.
-        if unsafe { (self.functions.free_host)(address.0 as *mut c_void) } != 0 {
+        if self.try_free_host(address) != 0 {
             self.failed_frees.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     pub fn host_register(&self, memory: &mut [u8]) -> anyhow::Result<()> {
-        let address = memory.as_mut_ptr().cast();
-        // SAFETY: the range is the slice's own.
-        let code = unsafe { (self.functions.host_register)(address, memory.len(), 0) };
-        self.check("cudaHostRegister", code)
+        self.check("cudaHostRegister", self.try_host_register(memory))
     }
 
     pub fn host_unregister(&self, memory: &mut [u8]) {
-        // SAFETY: the runtime checks the address.
-        if unsafe { (self.functions.host_unregister)(memory.as_mut_ptr().cast()) } != 0 {
+        let address = Address(memory.as_mut_ptr() as usize);
+        if self.try_host_unregister(address) != 0 {
             self.failed_frees.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::anyhow;
 
-use crate::runtime::{Address, Runtime};
+use super::runtime::{Address, Runtime};
 
 const STEP_BYTES: usize = 4096;
 const SIZES: u64 = 256;
