@@ -59,6 +59,68 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// A number of bytes as people write it: `2GiB`, `500MB`, `4096B`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+/// Largest first, so that the printed form is short.
+const BYTE_UNITS: [(&str, u64); 7] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("B", 1),
+];
+
+impl std::str::FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(split);
+        let hint = || {
+            format!(
+                "{text:?} is not a number of bytes: write a whole number and B, KiB, MiB, GiB, TiB, MB or GB, as in 2GiB"
+            )
+        };
+        let number: u64 = number.parse().map_err(|_| hint())?;
+        let unit = unit.trim();
+        let (_, size) = BYTE_UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(hint)?;
+        number.checked_mul(*size).map(Self).ok_or_else(hint)
+    }
+}
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whole = |size: u64| self.0 > 0 && self.0.is_multiple_of(size);
+        match BYTE_UNITS.iter().find(|(_, size)| whole(*size)) {
+            Some((unit, size)) => write!(f, "{}{unit}", self.0 / size),
+            None => write!(f, "{}B", self.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+impl ToToml for Bytes {
+    fn to_toml(&self) -> String {
+        format!("\"{self}\"")
+    }
+}
+
 /// How a value is printed as TOML.
 trait ToToml {
     fn to_toml(&self) -> String;
@@ -146,6 +208,9 @@ macro_rules! configuration {
 configuration! {
     /// Folder for events that were not acknowledged yet, and for the agent's own state.
     spool: PathBuf = "/var/lib/vramscope/spool".into(), "VRAMSCOPE_SPOOL";
+    /// What the spool may take on the disk. When that much waits, what is there stays, and new
+    /// rows are dropped and counted as spool_full.
+    spool_limit: Bytes = Bytes(2 << 30), "VRAMSCOPE_SPOOL_LIMIT";
     /// Where the probes are kept in the kernel while no agent runs; on a BPF file system.
     pin_path: PathBuf = "/sys/fs/bpf/vramscope".into(), "VRAMSCOPE_PIN_PATH";
     /// Library files to hook before any process maps them, besides those found in the usual
@@ -178,6 +243,9 @@ configuration! {
     /// Where the collector listens, as in http://127.0.0.1:7717. Without it events stay in the
     /// spool.
     collector: String, "VRAMSCOPE_COLLECTOR";
+    /// What the spool leaves free of its file system, whatever spool_limit says; if not set, 512
+    /// MiB or a twentieth of the file system, whichever is less.
+    spool_reserve: Bytes, "VRAMSCOPE_SPOOL_RESERVE";
     /// Host name in all rows; the kernel's if not set.
     host: String, "VRAMSCOPE_HOST";
     /// NVML library to open; the loader finds libnvidia-ml.so.1 if not set.
@@ -231,6 +299,8 @@ mod tests {
         let config = Config {
             libraries: vec!["/opt/my \"cuda\"/libcuda.so.1".into()],
             hold: Span(Duration::from_millis(1500)),
+            spool_limit: Bytes(3 << 19),
+            spool_reserve: Some(Bytes(0)),
             collector: Some("http://127.0.0.1:7717".into()),
             ..Config::default()
         };
@@ -250,6 +320,8 @@ mod tests {
         for (text, part) in [
             ("spoool = \"/x\"", "unknown field `spoool`"),
             ("window = \"5 parsecs\"", "not a span of time"),
+            ("spool_limit = \"2 bushels\"", "not a number of bytes"),
+            ("spool_limit = \"99999999999TiB\"", "not a number of bytes"),
             ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
         ] {
             std::fs::write(&path, text).unwrap();

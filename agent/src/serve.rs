@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::Config;
 use crate::engine::{Counts, Engine, Parts, Resumed};
+use crate::host::clock;
 use crate::host::discovery::{Discovery, Everyone, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
@@ -23,6 +24,7 @@ use crate::probes::channel::Channel;
 use crate::ship::{self, Shipment};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
+use crate::spool::room::Room;
 
 /// How long the last files may take to reach the collector after a stop.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -52,8 +54,16 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .unwrap_or(1);
 
     let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq, config.uprobe_multi)?;
-    let resumed = resume(frames, &channel, &host);
-    let next_batch_seq = resumed.next_batch_seq;
+    let mut resumed = resume(frames, &channel, &host);
+    if journal.was_damaged() {
+        let window = resumed.state.window.get_or_insert_with(Counts::begin);
+        window.gap = true;
+    }
+    let next_batch_seq = if journal.was_lost() {
+        unused_batch_seq(&config.spool)?
+    } else {
+        resumed.next_batch_seq
+    };
     let search = Search {
         files: config.libraries.clone(),
         folders: Vec::new(),
@@ -72,12 +82,19 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         config.sysfs.clone(),
         config.sample_interval.0,
     )?;
+    let room = Room::new(
+        &config.spool,
+        config.spool_limit.0,
+        config.spool_reserve.map(|reserve| reserve.0),
+    )?;
+    let usage = Arc::clone(room.usage());
     let (output, committed) = Spool::open(
         &config.spool,
         host.clone(),
         agent_id.clone(),
         journal,
         next_batch_seq,
+        room,
     )?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -92,12 +109,8 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     }
     let sender = match &config.collector {
         Some(collector) => {
-            let shipment = Shipment {
-                spool: config.spool.clone(),
-                collector: collector.clone(),
-                agent_id,
-                host: host.name.clone(),
-            };
+            let shipment =
+                Shipment::new(&config.spool, collector, &agent_id, &host.name).with_usage(usage);
             Some(runtime.spawn(ship::run(shipment, committed)))
         }
         None => {
@@ -156,6 +169,14 @@ fn stop_on_signal(stop: Arc<AtomicBool>) -> io::Result<impl Future<Output = ()>>
         }
         stop.store(true, Ordering::Relaxed);
     })
+}
+
+/// A number that no batch of this spool can have had: above all files, and above what any count
+/// of flushes reaches, since a collector takes a number it knows for a resend.
+fn unused_batch_seq(spool: &Path) -> anyhow::Result<u64> {
+    let highest = folder::list(spool)?.last().map_or(0, |file| file.batch_seq);
+    let millis = clock::realtime_ns() / 1_000_000;
+    Ok(millis.max(highest + 1))
 }
 
 struct ResumedState {

@@ -12,7 +12,8 @@ use crate::host::clock;
 use crate::host::identity::Host;
 use crate::output::Checkpoint;
 use crate::probes::hooks::Class;
-use crate::spool::folder;
+use crate::spool::folder::REJECTED;
+use crate::spool::room::Room;
 
 const FILE: &str = "status.json";
 
@@ -41,6 +42,11 @@ pub struct Status {
     /// Files that no collector has acknowledged.
     pub spool_files: usize,
     pub spool_bytes: u64,
+    #[serde(default)]
+    pub spool_limit: u64,
+    /// New rows are dropped, and counted, until there is room.
+    #[serde(default)]
+    pub spool_full: bool,
     /// Files that a collector refused; they are in `rejected/`.
     pub rejected_files: usize,
 }
@@ -51,13 +57,13 @@ pub fn write(
     host: &Host,
     agent_id: &str,
     checkpoint: &Checkpoint<'_>,
+    room: &Room,
 ) -> anyhow::Result<()> {
     let (live_bytes, live_blocks) = checkpoint
         .ledger
         .processes()
         .map(|process| process.rollup.live(Class::Physical))
         .fold((0, 0), |(bytes, blocks), (b, n)| (bytes + b, blocks + n));
-    let files = folder::list(spool)?;
     let known = checkpoint.discovery.known();
     let (hooked, not_hooked) = known.hooked();
     let status = Status {
@@ -80,13 +86,11 @@ pub fn write(
         hooked,
         not_hooked,
         ring_fill: checkpoint.ring_fill,
-        spool_files: files.len(),
-        spool_bytes: files
-            .iter()
-            .filter_map(|file| file.path.metadata().ok())
-            .map(|m| m.len())
-            .sum(),
-        rejected_files: std::fs::read_dir(spool.join("rejected")).map_or(0, Iterator::count),
+        spool_files: room.usage().files() as usize,
+        spool_bytes: room.usage().bytes(),
+        spool_limit: room.limit(),
+        spool_full: room.is_full(),
+        rejected_files: std::fs::read_dir(spool.join(REJECTED)).map_or(0, Iterator::count),
     };
     // Whole or not at all, but without an fsync: after a power loss nobody asks for it.
     let (path, temporary) = (spool.join(FILE), spool.join("status.tmp"));
@@ -157,9 +161,15 @@ pub fn text(status: &Status, running: bool) -> String {
     );
     let _ = writeln!(
         text,
-        "  spool          {} files, {}",
+        "  spool          {} files, {} of {}{}",
         status.spool_files,
-        crate::summary::bytes(status.spool_bytes)
+        crate::summary::bytes(status.spool_bytes),
+        crate::summary::bytes(status.spool_limit),
+        if status.spool_full {
+            " (FULL: new rows are dropped and counted)"
+        } else {
+            ""
+        }
     );
     if status.rejected_files > 0 {
         let _ = writeln!(

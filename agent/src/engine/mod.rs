@@ -205,13 +205,13 @@ impl Engine {
             self.last_report = Instant::now();
             self.report_mapped();
         }
-        if self.window.is_over(self.config.window.0) {
-            self.end_window();
-        }
-        if self.last_flush.elapsed() >= self.config.flush_interval.0
+        if self.clock.refresh() || self.window.is_over(self.config.window.0) {
+            // Together, so that what this flush drops is told by this window.
+            self.flush(true);
+        } else if self.last_flush.elapsed() >= self.config.flush_interval.0
             || (self.rows.alloc_events.len() >= ROWS_PER_FLUSH && !self.flush_failed)
         {
-            self.flush();
+            self.flush(false);
         }
         if taken == 0 {
             self.channel.ring.wait(IDLE);
@@ -224,8 +224,7 @@ impl Engine {
         while self.drain() > 0 {}
         self.sweep();
         self.report_mapped();
-        self.end_window();
-        self.flush();
+        self.flush(true);
         !self.flush_failed
     }
 
@@ -444,9 +443,9 @@ impl Engine {
         }
     }
 
-    fn flush(&mut self) {
+    /// Writes what is there. `end_window`: and closes the window, whatever its age.
+    fn flush(&mut self, end_window: bool) {
         self.last_flush = Instant::now();
-        self.clock.refresh();
         let stacks = self.stacks.name_new();
         if let Some(observer) = &mut self.observer {
             stacks.iter().for_each(|stack| observer.stack(stack));
@@ -454,11 +453,30 @@ impl Engine {
         self.rows.stacks.extend(stacks);
         // `status` follows the kernel's counters at every flush, not only at a window's end.
         self.take_losses();
+        if end_window {
+            self.roll_up_all();
+        }
+        let dropped = match self.output.stage(&mut self.rows) {
+            Ok(dropped) => dropped,
+            Err(error) => return self.flush_has_failed(&error),
+        };
+        self.window.counts.drop_rows(&dropped.rows);
+        for (cause, rows) in &dropped.rows {
+            *self.totals.lost.entry(cause).or_default() += rows;
+        }
+        self.stacks.unwritten(&dropped.stacks);
+        if end_window && !dropped.window_waits {
+            let row = self.window.close(&mut self.clock);
+            self.rows.agent_windows.push(row);
+        }
         let position = self.channel.ring.position();
         let waiting = self.orderer.waiting();
         // Other processes of the host start and end all the time: their records take space in
         // the ring and are worth no write.
-        let idle = self.rows.is_empty() && waiting.is_empty() && !self.ledger.has_changes();
+        let idle = self.rows.is_empty()
+            && waiting.is_empty()
+            && !self.ledger.has_changes()
+            && dropped.rows.is_empty();
         let checkpoint = Checkpoint {
             generation: self.channel.generation,
             ring_position: position,
@@ -486,14 +504,16 @@ impl Engine {
                 }
                 self.flush_failed = false;
             }
-            Err(error) => {
-                // Nothing is lost yet: rows wait here and events in the ring. Once the ring is
-                // full the kernel side counts what it drops.
-                if !self.flush_failed {
-                    error!("failed to write events, trying again: {error:#}");
-                }
-                self.flush_failed = true;
-            }
+            Err(error) => self.flush_has_failed(&error),
         }
+    }
+
+    /// Nothing is lost yet: rows wait here and events in the ring, which bounds both. Once the
+    /// ring is full the kernel side counts what it drops.
+    fn flush_has_failed(&mut self, error: &anyhow::Error) {
+        if !self.flush_failed {
+            error!("failed to write events, trying again: {error:#}");
+        }
+        self.flush_failed = true;
     }
 }

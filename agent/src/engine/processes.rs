@@ -81,7 +81,7 @@ impl Engine {
                 break;
             }
             // A process may leave millions of allocations: their rows are written piece by piece.
-            self.flush();
+            self.flush(false);
             if self.flush_failed {
                 return;
             }

@@ -15,28 +15,29 @@ use crate::spool::rows::{DeviceWindowRow, StackWindowRow, WindowOf};
 const FULL_EVERY: u64 = 60;
 
 impl Engine {
-    /// Closes the window, whatever its age.
-    pub(super) fn end_window(&mut self) {
-        self.take_losses();
-        let row = self.window.close();
+    /// What every process did since the last time, as rows.
+    pub(super) fn roll_up_all(&mut self) {
         self.windows_ended += 1;
         let all = self.windows_ended.is_multiple_of(FULL_EVERY);
         let pids: Vec<u32> = self.ledger.processes().map(|process| process.pid).collect();
         for pid in pids {
-            self.roll_up(pid, (row.start_ns, row.end_ns), row.lossy, all);
+            self.roll_up(pid, all);
         }
         self.ledger.next_window();
-        self.rows.agent_windows.push(row);
+        self.window.counts.rollup_start_ns = self.clock.now_ns();
     }
 
     /// The last word on a process that is about to leave the books.
     pub(super) fn roll_up_last(&mut self, pid: u32) {
         self.take_losses();
-        let times = (self.window.counts.start_ns, clock::realtime_ns() as i64);
-        self.roll_up(pid, times, self.window.counts.is_lossy(), false);
+        self.roll_up(pid, false);
     }
 
-    fn roll_up(&mut self, pid: u32, (start_ns, end_ns): (i64, i64), lossy: bool, all: bool) {
+    fn roll_up(&mut self, pid: u32, all: bool) {
+        let end_ns = self.clock.now_ns();
+        // A clock that was set back must not turn a window round.
+        let start_ns = self.window.counts.rollup_start_ns.min(end_ns);
+        let lossy = self.window.counts.is_lossy();
         let (devices, stacks) = self.with_desk(|ledger, desk| {
             let (mut devices, mut stacks) = (Vec::new(), Vec::new());
             let Some(process) = ledger.get(pid) else {

@@ -1,11 +1,15 @@
 //! What the agent saw and lost since the last row of `agent_windows`.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 use vramscope_ebpf_abi::Loss;
+use vramscope_wire::Table;
 
-use crate::host::clock;
+use crate::host::clock::{self, WallClock};
+use crate::spool::room;
 use crate::spool::rows::WindowRow;
 
 /// Losses by cause, as the kernel side counts them.
@@ -16,6 +20,8 @@ pub type Losses = [u64; Loss::COUNT as usize];
 pub struct Counts {
     /// Nanoseconds since 1970.
     pub start_ns: i64,
+    /// The same of the roll-ups, which go on where `agent_windows` waits for room.
+    pub rollup_start_ns: i64,
     pub uprobe_events: u64,
     pub agent_events: u64,
     pub lost: Losses,
@@ -27,6 +33,10 @@ pub struct Counts {
     pub stacks_full: u64,
     /// For a time nobody watched, and nobody knows how many calls that were.
     pub gap: bool,
+    /// Rows that found no room in the spool, by cause.
+    pub no_room: BTreeMap<String, u64>,
+    /// How far the wall clock was set, if it was.
+    pub clock_step_ns: Option<i64>,
 }
 
 impl Counts {
@@ -34,6 +44,7 @@ impl Counts {
     pub fn begin() -> Self {
         Self {
             start_ns: clock::realtime_ns() as i64,
+            rollup_start_ns: clock::realtime_ns() as i64,
             uprobe_events: 0,
             agent_events: 0,
             lost: [0; Loss::COUNT as usize],
@@ -41,6 +52,14 @@ impl Counts {
             live_full: 0,
             stacks_full: 0,
             gap: false,
+            no_room: BTreeMap::new(),
+            clock_step_ns: None,
+        }
+    }
+
+    pub fn drop_rows(&mut self, dropped: &BTreeMap<&'static str, u64>) {
+        for (cause, rows) in dropped {
+            *self.no_room.entry((*cause).to_string()).or_default() += rows;
         }
     }
 
@@ -58,6 +77,12 @@ impl Counts {
             .filter(|(_, count)| *count > 0)
             .map(|(cause, count)| (cause, count as i64))
             .collect();
+        for cause in Table::ALL.map(room::cause) {
+            let rows = self.no_room.get(cause).copied().unwrap_or(0);
+            if rows > 0 {
+                lost.push((cause, rows as i64));
+            }
+        }
         if self.gap {
             lost.push(("restart_gap", 0));
         }
@@ -90,19 +115,33 @@ impl Window {
         self.started.elapsed() >= length
     }
 
-    /// Closes the window; a new one begins.
-    pub fn close(&mut self) -> WindowRow {
-        let closed = std::mem::replace(self, Self::open(None));
+    /// Closes the window; a new one begins. `clock` has followed the wall clock until now.
+    pub fn close(&mut self, clock: &mut WallClock) -> WindowRow {
+        let end_ns = clock.window_end_ns();
+        let mut next = Self::open(None);
+        next.counts.start_ns = clock.now_ns();
+        next.counts.rollup_start_ns = self.counts.rollup_start_ns;
+        let mut closed = std::mem::replace(self, next);
+        if let Some(step) = clock.take_step() {
+            warn!(
+                step_ms = step.ns / 1_000_000,
+                suspended_ms = step.suspended_ns / 1_000_000,
+                "the wall clock was set: a window ends here, order and lifetimes are as they were"
+            );
+            *closed.counts.clock_step_ns.get_or_insert(0) += step.ns;
+        }
         let counts = closed.counts;
         let lost_by_cause = counts.lost_by_cause();
         WindowRow {
-            start_ns: counts.start_ns,
-            end_ns: clock::realtime_ns() as i64,
+            // A clock that was set back while no agent ran must not turn a window round.
+            start_ns: counts.start_ns.min(end_ns),
+            end_ns,
             events_by_source: vec![
                 ("uprobe", counts.uprobe_events as i64),
                 ("agent", counts.agent_events as i64),
             ],
             lossy: !lost_by_cause.is_empty(),
+            clock_step_ns: counts.clock_step_ns,
             lost_by_cause,
             cpu_ns: Some(clock::cpu_ns().saturating_sub(closed.cpu_ns) as i64),
             rss_bytes: rss_bytes(),
@@ -127,7 +166,7 @@ mod tests {
         window.counts.uprobe_events = 7;
         window.counts.lost[Loss::RingFull as usize] = 3;
         window.counts.undecodable = 1;
-        let row = window.close();
+        let row = window.close(&mut WallClock::new());
         assert_eq!(row.lost_by_cause, [("ring_full", 3), ("undecodable", 1)]);
         assert_eq!(row.events_by_source[0], ("uprobe", 7));
         assert_eq!(window.counts.uprobe_events, 0);
@@ -139,12 +178,34 @@ mod tests {
     fn a_gap_makes_a_window_lossy() {
         let mut window = Window::open(None);
         window.counts.gap = true;
-        let row = window.close();
+        let row = window.close(&mut WallClock::new());
         assert_eq!(
             (row.lossy, row.lost_by_cause),
             (true, vec![("restart_gap", 0)])
         );
-        assert!(!window.close().lossy);
+        assert!(!window.close(&mut WallClock::new()).lossy);
+    }
+
+    /// Rows without room make a window lossy, whatever their table.
+    #[test]
+    fn rows_without_room_are_told_by_table() {
+        let mut window = Window::open(None);
+        let dropped = BTreeMap::from([("spool_full", 5), ("spool_full_devices", 2)]);
+        window.counts.drop_rows(&dropped);
+        window.counts.drop_rows(&dropped);
+        let row = window.close(&mut WallClock::new());
+        assert_eq!(
+            (row.lossy, row.lost_by_cause),
+            (true, vec![("spool_full", 10), ("spool_full_devices", 4)])
+        );
+    }
+
+    #[test]
+    fn a_window_of_the_future_is_not_turned_round() {
+        let mut earlier = Window::open(None).counts;
+        earlier.start_ns = i64::MAX;
+        let row = Window::open(Some(earlier)).close(&mut WallClock::new());
+        assert!(row.start_ns <= row.end_ns);
     }
 
     #[test]
@@ -152,7 +213,7 @@ mod tests {
         let mut earlier = Window::open(None).counts;
         earlier.start_ns = 5;
         earlier.lost[Loss::RingFull as usize] = 2;
-        let row = Window::open(Some(earlier)).close();
+        let row = Window::open(Some(earlier)).close(&mut WallClock::new());
         assert_eq!(
             (row.start_ns, row.lost_by_cause),
             (5, vec![("ring_full", 2)])

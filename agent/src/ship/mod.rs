@@ -2,30 +2,45 @@
 //!
 //! Invariants:
 //! - files go in order of `batch_seq`, so that a collector knows a resend by its number;
-//! - a file is deleted only after the collector said STORED or DUPLICATE;
+//! - a file is deleted only after the collector said STORED or DUPLICATE: an acknowledgement that
+//!   is lost costs a resend and no row;
 //! - a file the collector refuses for good is kept in `rejected/`, and the next one goes on;
-//! - nothing here ever holds up the engine: without a collector the spool grows.
+//! - what is under way is bounded in files and bytes, however slow the collector;
+//! - nothing here ever holds up the engine: without a collector the spool grows to its limit.
+
+mod backoff;
+mod queue;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Endpoint;
-use tracing::{error, info, warn};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tracing::{info, warn};
+use vramscope_wire::proto::Batch;
 use vramscope_wire::proto::ingest_client::IngestClient;
-use vramscope_wire::proto::{Ack, Batch, Outcome};
-use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD, SCHEMA_VERSION, parquet_file};
+use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
-use crate::spool::folder::{self, SpoolFile};
+use crate::spool::folder::SpoolFile;
+use crate::spool::room::Usage;
+use backoff::{Backoff, Complaints};
+use queue::{Queue, load, settle};
 
-/// Batches under way without an acknowledgement.
+/// Batches under way without an acknowledgement: so many, and no more bytes than that unless one
+/// alone has more.
 const IN_FLIGHT: usize = 8;
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(10);
+const IN_FLIGHT_BYTES: usize = 8 << 20;
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// A collector may take its time, yet not for ever.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// A connection whose other end vanished without a word is found out by this.
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
 /// Where from and where to.
 #[derive(Debug, Clone)]
@@ -34,34 +49,123 @@ pub struct Shipment {
     pub collector: String,
     pub agent_id: String,
     pub host: String,
+    /// Learns of files that are gone.
+    pub usage: Arc<Usage>,
+    /// Files that were set aside since the start.
+    refused: Arc<AtomicU64>,
+}
+
+impl Shipment {
+    pub fn new(spool: &Path, collector: &str, agent_id: &str, host: &str) -> Self {
+        Self {
+            spool: spool.to_path_buf(),
+            collector: collector.to_string(),
+            agent_id: agent_id.to_string(),
+            host: host.to_string(),
+            usage: Arc::default(),
+            refused: Arc::default(),
+        }
+    }
+
+    pub fn with_usage(mut self, usage: Arc<Usage>) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    fn count_refused(&self) -> u64 {
+        self.refused.fetch_add(1, Ordering::Relaxed) + 1
+    }
 }
 
 /// Sends until `committed` closes, and then what is left, if the collector takes it.
 pub async fn run(shipment: Shipment, mut committed: watch::Receiver<u64>) {
-    let mut retry = FIRST_RETRY;
+    let mut backoff = Backoff::new();
+    let mut complaints = Complaints::default();
     loop {
+        let closed_before = is_closed(&committed);
         let mut progressed = false;
-        match session(&shipment, &mut committed, &mut progressed).await {
-            Ok(()) => return,
-            Err(error) => {
-                let closing = committed.has_changed().is_err();
-                if closing {
-                    warn!("events stay in the spool until the next start: {error:#}");
-                    return;
-                }
-                if progressed {
-                    retry = FIRST_RETRY;
-                }
-                if retry == FIRST_RETRY {
-                    warn!(
-                        "cannot send to {}: {error:#}; events wait in the spool, trying again",
-                        shipment.collector
-                    );
-                }
-                tokio::time::sleep(retry).await;
-                retry = (retry * 2).min(LAST_RETRY);
-            }
+        let result = session(&shipment, &mut committed, &mut complaints, &mut progressed).await;
+        let Err(error) = result else { return };
+        // Once more after the last commit, and that was it.
+        if closed_before {
+            warn!("events stay in the spool until the next start: {error:#}");
+            return;
         }
+        if progressed {
+            backoff.reset();
+        }
+        if let Some(untold) = complaints.say() {
+            warn!(
+                untold,
+                "cannot send to {}: {error:#}; events wait in the spool, trying again",
+                shipment.collector
+            );
+        }
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next()) => {}
+            () = closed(committed.clone()) => {}
+        }
+    }
+}
+
+fn is_closed(committed: &watch::Receiver<u64>) -> bool {
+    committed.has_changed().is_err()
+}
+
+/// Returns when the engine has committed for the last time.
+async fn closed(mut committed: watch::Receiver<u64>) {
+    while committed.changed().await.is_ok() {}
+}
+
+async fn connect(shipment: &Shipment) -> anyhow::Result<Channel> {
+    Endpoint::from_shared(shipment.collector.clone())
+        .with_context(|| format!("collector {:?} is not a URL", shipment.collector))?
+        .connect_timeout(CONNECT_LIMIT)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .keep_alive_while_idle(true)
+        .connect()
+        .await
+        .context("failed to connect; start the collector there, or correct `collector`")
+}
+
+/// What a broken stream means for people.
+fn explain(status: &Status) -> anyhow::Error {
+    match status.code() {
+        Code::Unimplemented => {
+            anyhow!("what listens there is no vramscope collector; correct `collector`")
+        }
+        Code::Unavailable | Code::Unknown | Code::Cancelled => {
+            anyhow!("the stream broke: {}", status.message())
+        }
+        code => anyhow!(
+            "the collector ended the stream: {code}: {}",
+            status.message()
+        ),
+    }
+}
+
+/// Files that were sent and not answered.
+#[derive(Default)]
+struct UnderWay {
+    files: VecDeque<(SpoolFile, usize)>,
+    bytes: usize,
+}
+
+impl UnderWay {
+    fn has_room(&self) -> bool {
+        self.files.is_empty() || (self.files.len() < IN_FLIGHT && self.bytes < IN_FLIGHT_BYTES)
+    }
+
+    fn push(&mut self, file: SpoolFile, bytes: usize) {
+        self.bytes += bytes;
+        self.files.push_back((file, bytes));
+    }
+
+    fn pop(&mut self) -> Option<SpoolFile> {
+        let (file, bytes) = self.files.pop_front()?;
+        self.bytes -= bytes;
+        Some(file)
     }
 }
 
@@ -70,44 +174,54 @@ pub async fn run(shipment: Shipment, mut committed: watch::Receiver<u64>) {
 async fn session(
     shipment: &Shipment,
     committed: &mut watch::Receiver<u64>,
+    complaints: &mut Complaints,
     progressed: &mut bool,
 ) -> anyhow::Result<()> {
     let limit = MAX_BATCH_BYTES + MESSAGE_OVERHEAD;
-    let channel = Endpoint::from_shared(shipment.collector.clone())
-        .with_context(|| format!("collector {:?} is not a URL", shipment.collector))?
-        .connect_timeout(Duration::from_secs(5))
-        .connect()
-        .await
-        .context("failed to connect")?;
-    let mut client = IngestClient::new(channel).max_encoding_message_size(limit);
+    let mut client = IngestClient::new(connect(shipment).await?).max_encoding_message_size(limit);
     let (batches, stream) = mpsc::channel::<Batch>(IN_FLIGHT);
-    let mut acks = client.push(ReceiverStream::new(stream)).await?.into_inner();
+    let opened = client.push(ReceiverStream::new(stream));
+    let mut acks = match tokio::time::timeout(ANSWER_LIMIT, opened).await {
+        Ok(opened) => opened.map_err(|status| explain(&status))?.into_inner(),
+        Err(_) => bail!(
+            "something accepts connections there and does not answer for {} s",
+            ANSWER_LIMIT.as_secs()
+        ),
+    };
     info!(collector = shipment.collector, "connected");
 
-    let mut under_way: VecDeque<SpoolFile> = VecDeque::new();
+    let mut queue = Queue::default();
+    let mut under_way = UnderWay::default();
     loop {
-        let last_sent = under_way.back().map(|file| file.batch_seq);
+        // In this order: what was committed before it closed is seen.
+        let closed = is_closed(committed);
         let next_committed = *committed.borrow_and_update();
-        let closed = committed.has_changed().is_err();
-        for file in pending(&shipment.spool, next_committed, last_sent)? {
-            if under_way.len() >= IN_FLIGHT {
+        while under_way.has_room() {
+            let Some(file) = queue.next(&shipment.spool, next_committed)? else {
                 break;
-            }
+            };
             let Some(batch) = load(shipment, &file)? else {
                 continue;
             };
+            let bytes = batch.parquet.len();
             if batches.send(batch).await.is_err() {
                 bail!("the collector closed the stream");
             }
-            under_way.push_back(file);
+            under_way.push(file, bytes);
         }
-        if under_way.is_empty() {
+        if under_way.files.is_empty() {
             if closed {
                 return Ok(());
             }
-            // An error means that it closed: the loop goes round once more for the last files.
-            let _ = committed.changed().await;
-            continue;
+            tokio::select! {
+                // An error means that it closed: once more round for the last files.
+                _ = committed.changed() => continue,
+                message = acks.message() => match message {
+                    Ok(Some(_)) => bail!("an acknowledgement for nothing"),
+                    Ok(None) => bail!("the collector closed the stream"),
+                    Err(status) => return Err(explain(&status)),
+                },
+            }
         }
         let answer = tokio::time::timeout(ANSWER_LIMIT, acks.message()).await;
         let message = match answer {
@@ -115,151 +229,17 @@ async fn session(
             Err(_) => bail!("no acknowledgement within {} s", ANSWER_LIMIT.as_secs()),
         };
         let ack = message
-            .map_err(|status| anyhow!("the stream broke: {}", status.message()))?
+            .map_err(|status| explain(&status))?
             .context("the collector closed the stream")?;
         // Acknowledgements come in order, one for each batch.
-        let file = under_way
-            .pop_front()
-            .context("an acknowledgement for nothing")?;
-        settle(&shipment.spool, &file, &ack)?;
+        let file = under_way.pop().context("an acknowledgement for nothing")?;
+        settle(shipment, &file, &ack)?;
         *progressed = true;
-    }
-}
-
-/// Committed files after `last_sent`, oldest first.
-fn pending(
-    spool: &Path,
-    next_committed: u64,
-    last_sent: Option<u64>,
-) -> anyhow::Result<Vec<SpoolFile>> {
-    let mut files = folder::list(spool)?;
-    files.retain(|file| {
-        file.batch_seq < next_committed && last_sent.is_none_or(|sent| file.batch_seq > sent)
-    });
-    Ok(files)
-}
-
-/// Reads a file into a batch. One that is damaged is set aside, which is an error row's worth of
-/// loss and is said aloud.
-fn load(shipment: &Shipment, file: &SpoolFile) -> anyhow::Result<Option<Batch>> {
-    let bytes = match std::fs::read(&file.path) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            return Err(error).with_context(|| format!("failed to read {}", file.path.display()));
+        if complaints.settle() {
+            info!(
+                collector = shipment.collector,
+                "the collector takes events again"
+            );
         }
-    };
-    if bytes.len() > MAX_BATCH_BYTES {
-        set_aside(
-            &shipment.spool,
-            file,
-            &format!("{} bytes are more than a batch may have", bytes.len()),
-        )?;
-        return Ok(None);
-    }
-    let bytes = bytes::Bytes::from(bytes);
-    let rows = match parquet_file::decode(file.table, bytes.clone()) {
-        Ok(batches) => batches.iter().map(|batch| batch.num_rows() as u64).sum(),
-        Err(error) => {
-            set_aside(&shipment.spool, file, &error.to_string())?;
-            return Ok(None);
-        }
-    };
-    Ok(Some(Batch {
-        agent_id: shipment.agent_id.clone(),
-        host: shipment.host.clone(),
-        batch_seq: file.batch_seq,
-        table: file.table.name().to_string(),
-        schema_version: SCHEMA_VERSION,
-        crc32: crc32fast::hash(&bytes),
-        rows,
-        parquet: bytes.to_vec(),
-    }))
-}
-
-fn settle(spool: &Path, file: &SpoolFile, ack: &Ack) -> anyhow::Result<()> {
-    if ack.batch_seq != file.batch_seq {
-        bail!(
-            "the collector acknowledged batch {} where {} was due",
-            ack.batch_seq,
-            file.batch_seq
-        );
-    }
-    match ack.outcome() {
-        Outcome::Stored | Outcome::Duplicate => std::fs::remove_file(&file.path)
-            .with_context(|| format!("failed to remove {}", file.path.display())),
-        Outcome::Rejected => set_aside(spool, file, &ack.message),
-        Outcome::Retry | Outcome::Unspecified => {
-            bail!(
-                "the collector cannot take batch {} now: {}",
-                ack.batch_seq,
-                ack.message
-            )
-        }
-    }
-}
-
-/// Keeps a file that cannot be sent, out of the way of the others.
-fn set_aside(spool: &Path, file: &SpoolFile, reason: &str) -> anyhow::Result<()> {
-    let folder = spool.join("rejected");
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("failed to create {}", folder.display()))?;
-    let to = folder.join(file.path.file_name().unwrap_or_default());
-    error!(file = %file.path.display(), kept = %to.display(), "a spool file cannot be sent and is set aside: {reason}");
-    std::fs::rename(&file.path, &to)
-        .with_context(|| format!("failed to move {}", file.path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use vramscope_wire::Table;
-
-    use super::*;
-
-    fn shipment(spool: &Path) -> Shipment {
-        Shipment {
-            spool: spool.into(),
-            collector: "http://127.0.0.1:1".into(),
-            agent_id: "a".into(),
-            host: "h".into(),
-        }
-    }
-
-    #[test]
-    fn only_committed_files_after_the_last_sent_are_pending() {
-        let spool = tempfile::tempdir().unwrap();
-        for seq in [3, 1, 2, 9] {
-            std::fs::write(spool.path().join(format!("{seq:020}-devices.parquet")), "").unwrap();
-        }
-        std::fs::write(spool.path().join("journal"), "").unwrap();
-        let seqs = |next, sent| -> Vec<u64> {
-            pending(spool.path(), next, sent)
-                .unwrap()
-                .iter()
-                .map(|file| file.batch_seq)
-                .collect()
-        };
-        assert_eq!(seqs(9, None), [1, 2, 3]);
-        assert_eq!(seqs(10, Some(2)), [3, 9]);
-    }
-
-    /// A file that bit rot or a full disk damaged is kept apart, and the others still go.
-    #[test]
-    fn a_damaged_file_is_set_aside() {
-        let spool = tempfile::tempdir().unwrap();
-        let path = spool.path().join("00000000000000000001-devices.parquet");
-        std::fs::write(&path, "PAR1 and then nothing").unwrap();
-        let file = SpoolFile {
-            batch_seq: 1,
-            table: Table::Devices,
-            path: path.clone(),
-        };
-        assert!(load(&shipment(spool.path()), &file).unwrap().is_none());
-        assert!(!path.exists());
-        assert!(
-            spool
-                .path()
-                .join("rejected/00000000000000000001-devices.parquet")
-                .exists()
-        );
     }
 }

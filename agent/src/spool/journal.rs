@@ -1,8 +1,13 @@
 //! The journal: one file that says what the agent's state is and which spool files count.
 //!
-//! Format: frames, each `length u32 | crc32 u32 | postcard bytes` (little-endian). The first
-//! frame holds the whole state, later ones what changed. A frame that is cut short or damaged
-//! ends the journal: it was being written when the agent died.
+//! Format: eight bytes that name the format, then frames, each `length u32 | crc32 u32 | postcard
+//! bytes` (little-endian). The first frame holds the whole state, later ones what changed. A last
+//! frame that is cut short or damaged was being written when the agent died, and is cut off. A
+//! damaged frame before the last one is left out and said aloud: the books lack its changes.
+//!
+//! A journal of another format, or without one whole frame, is set aside as `journal.damaged`.
+//! Nothing tells then which spool files count, so all are kept, and numbers go on where none can
+//! have been used.
 //!
 //! Invariants:
 //! - a flush writes its spool files, then appends one frame and fsyncs: that is the moment at
@@ -14,17 +19,24 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use super::folder;
+use super::room::Disk;
 use crate::engine::Counts;
 use crate::ledger::Change;
 use crate::probes::order::Waiting;
 
 const FILE: &str = "journal";
+/// Changes whenever a type in [`Frame`] does: postcard cannot tell old bytes from new ones.
+const FORMAT: [u8; 8] = *b"vrsjnl02";
+/// Space that is taken ahead on large disks, so that a disk which others fill still takes what
+/// tells of it.
+const AHEAD: u64 = 4 << 20;
 /// Below this many bytes a rewrite is not worth its fsync.
 const REWRITE_BYTES: u64 = 4 << 20;
 const REWRITE_FACTOR: u64 = 4;
@@ -64,6 +76,8 @@ pub struct Journal {
     file: File,
     bytes: u64,
     base_bytes: u64,
+    damaged: bool,
+    lost: bool,
 }
 
 impl Journal {
@@ -81,8 +95,28 @@ impl Journal {
                 return Err(error).with_context(|| format!("failed to open {}", path.display()));
             }
         }
-        let (frames, good) = decode(&bytes);
-        if good < bytes.len() {
+        let Decoded {
+            frames,
+            good,
+            damaged,
+        } = decode(&bytes);
+        let lost = frames.is_empty() && !bytes.is_empty();
+        let mut bytes_kept = good as u64;
+        if lost {
+            let aside = spool.join("journal.damaged");
+            std::fs::rename(&path, &aside)
+                .with_context(|| format!("failed to move {}", path.display()))?;
+            tracing::error!(
+                kept = %aside.display(),
+                "the journal cannot be read, or is another version's: the books start anew, all spool files are kept, and what happened since it was written may be missing or told twice"
+            );
+            bytes_kept = 0;
+        } else if damaged {
+            tracing::error!(
+                journal = %path.display(),
+                "a frame of the journal is damaged; look at the disk. The books lack what it held"
+            );
+        } else if good < bytes.len() {
             tracing::warn!(
                 journal = %path.display(), whole = good, size = bytes.len(),
                 "the journal's last frame is incomplete: the agent was stopped while it wrote; going on from the frame before"
@@ -94,15 +128,27 @@ impl Journal {
             .write(true)
             .open(&path)
             .with_context(|| format!("failed to open {} for writing", path.display()))?;
-        file.set_len(good as u64)?;
+        file.set_len(bytes_kept)?;
         let mut journal = Self {
             path,
             file,
-            bytes: good as u64,
+            bytes: bytes_kept,
             base_bytes: 0,
+            damaged,
+            lost,
         };
         journal.reopen()?;
         Ok((journal, frames))
+    }
+
+    /// There was a journal, and nothing of it could be read.
+    pub fn was_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// Something of it could not be read: the books are not whole.
+    pub fn was_damaged(&self) -> bool {
+        self.lost || self.damaged
     }
 
     fn reopen(&mut self) -> anyhow::Result<()> {
@@ -110,7 +156,28 @@ impl Journal {
             .append(true)
             .open(&self.path)
             .with_context(|| format!("failed to open {}", self.path.display()))?;
+        self.take_ahead();
         Ok(())
+    }
+
+    /// Takes space behind the end, where there is plenty. It need not succeed.
+    fn take_ahead(&self) {
+        let plenty = self
+            .path
+            .parent()
+            .and_then(Disk::of)
+            .is_some_and(|disk| disk.free > 16 * AHEAD);
+        if plenty {
+            // SAFETY: a system call on our own file descriptor; the file's size stays.
+            unsafe {
+                libc::fallocate(
+                    self.file.as_raw_fd(),
+                    libc::FALLOC_FL_KEEP_SIZE,
+                    self.bytes as libc::off_t,
+                    AHEAD as libc::off_t,
+                );
+            }
+        }
     }
 
     /// True when the next frame should hold the whole state and be given to [`Self::rewrite`].
@@ -120,7 +187,10 @@ impl Journal {
 
     /// Appends one frame, durably.
     pub fn append(&mut self, frame: &Frame) -> anyhow::Result<()> {
-        let bytes = encode(frame)?;
+        let mut bytes = encode(frame)?;
+        if self.bytes == 0 {
+            bytes.splice(0..0, FORMAT);
+        }
         let result = self
             .file
             .write_all(&bytes)
@@ -136,7 +206,8 @@ impl Journal {
 
     /// Replaces the journal by one frame that holds the whole state, durably.
     pub fn rewrite(&mut self, frame: &Frame) -> anyhow::Result<()> {
-        let bytes = encode(frame)?;
+        let mut bytes = FORMAT.to_vec();
+        bytes.extend(encode(frame)?);
         folder::write_durably(&self.path, &bytes)?;
         if let Some(parent) = self.path.parent() {
             folder::sync_folder(parent)?;
@@ -158,27 +229,49 @@ fn encode(frame: &Frame) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Decodes whole frames; gives them and how many bytes they take.
-fn decode(bytes: &[u8]) -> (Vec<Frame>, usize) {
-    let mut frames = Vec::new();
+/// What bytes of a journal hold.
+#[derive(Debug, Default)]
+pub struct Decoded {
+    pub frames: Vec<Frame>,
+    /// Bytes up to the end of the last whole frame.
+    pub good: usize,
+    /// A frame before the last whole one could not be read.
+    pub damaged: bool,
+}
+
+/// Decodes a journal's bytes, whatever they are.
+pub fn decode(bytes: &[u8]) -> Decoded {
+    let mut decoded = Decoded::default();
+    let Some(frames) = bytes.strip_prefix(&FORMAT) else {
+        return decoded;
+    };
     let mut at = 0;
-    while let Some(header) = bytes.get(at..at + 8) {
-        let word =
-            |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
-        let (length, crc) = (word(0), word(4));
-        let Some(payload) = bytes.get(at + 8..at + 8 + length.min(MAX_FRAME) as usize) else {
-            break;
-        };
-        if crc32fast::hash(payload) != crc {
-            break;
+    let mut skipped = false;
+    while let Some((frame, length)) = frame_at(frames, at) {
+        at += length;
+        match frame {
+            Some(frame) => {
+                decoded.damaged |= skipped;
+                decoded.frames.push(frame);
+                decoded.good = FORMAT.len() + at;
+            }
+            None => skipped = true,
         }
-        let Ok(frame) = postcard::from_bytes(payload) else {
-            break;
-        };
-        frames.push(frame);
-        at += 8 + payload.len();
     }
-    (frames, at)
+    decoded
+}
+
+/// The frame at an offset, if it is whole, and its length. `None` where no frame can be.
+fn frame_at(bytes: &[u8], at: usize) -> Option<(Option<Frame>, usize)> {
+    let header = bytes.get(at..at.checked_add(8)?)?;
+    let word =
+        |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
+    let (length, crc) = (word(0), word(4));
+    let payload = bytes.get(at + 8..at + 8 + length.min(MAX_FRAME) as usize)?;
+    let frame = (crc32fast::hash(payload) == crc)
+        .then(|| postcard::from_bytes(payload).ok())
+        .flatten();
+    Some((frame, 8 + payload.len()))
 }
 
 #[cfg(test)]
@@ -224,17 +317,41 @@ mod tests {
     }
 
     #[test]
-    fn damage_ends_the_journal_and_does_not_crash() {
-        let mut bytes = encode(&frame(1)).unwrap();
-        bytes.extend(encode(&frame(2)).unwrap());
-        for at in 0..bytes.len() {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 0x40;
-            assert!(
-                decode(&damaged).0.len() < 2,
-                "a flipped bit at {at} went unnoticed"
-            );
+    fn a_damaged_last_frame_is_cut_off_and_one_before_is_left_out() {
+        let first = [FORMAT.to_vec(), encode(&frame(1)).unwrap()].concat();
+        let two = [first.clone(), encode(&frame(2)).unwrap()].concat();
+        for at in 0..two.len() {
+            let mut bytes = two.clone();
+            bytes[at] ^= 0x40;
+            let decoded = decode(&bytes);
+            let found = seqs(&decoded.frames);
+            if at >= first.len() {
+                assert_eq!((found, decoded.good), (vec![1], first.len()), "bit at {at}");
+                assert!(!decoded.damaged);
+            } else {
+                assert!(
+                    found.is_empty() || (found == [2] && decoded.damaged),
+                    "bit at {at}"
+                );
+            }
         }
+    }
+
+    /// An agent of another version, or a rotten disk: no file may be taken for uncommitted.
+    #[test]
+    fn a_journal_that_cannot_be_read_is_set_aside() {
+        let spool = tempfile::tempdir().unwrap();
+        let path = spool.path().join(FILE);
+        fs::write(&path, b"vrsjnl99 and whatever it holds").unwrap();
+        let (mut journal, frames) = Journal::open(spool.path()).unwrap();
+        assert!(frames.is_empty() && journal.was_lost());
+        assert!(spool.path().join("journal.damaged").exists());
+        journal.append(&frame(7)).unwrap();
+        let (journal, frames) = Journal::open(spool.path()).unwrap();
+        assert_eq!(seqs(&frames), [7]);
+        assert!(!journal.was_damaged());
+        let (fresh, _) = Journal::open(tempfile::tempdir().unwrap().path()).unwrap();
+        assert!(!fresh.was_lost());
     }
 
     #[test]

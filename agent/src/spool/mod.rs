@@ -3,5 +3,6 @@
 
 pub mod folder;
 pub mod journal;
+pub mod room;
 pub mod rows;
 pub mod tables;

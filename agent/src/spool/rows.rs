@@ -105,6 +105,8 @@ pub struct WindowRow {
     pub events_by_source: Vec<(&'static str, i64)>,
     pub lost_by_cause: Vec<(&'static str, i64)>,
     pub lossy: bool,
+    /// How far the wall clock was set while the window was open; `None` if it was not.
+    pub clock_step_ns: Option<i64>,
     pub cpu_ns: Option<i64>,
     pub rss_bytes: Option<i64>,
 }
@@ -273,6 +275,7 @@ pub mod samples {
                 events_by_source: vec![("uprobe", 4)],
                 lost_by_cause: vec![("ring_full", 1)],
                 lossy: true,
+                clock_step_ns: None,
                 cpu_ns: Some(1),
                 rss_bytes: None,
             }],

@@ -12,6 +12,7 @@ use arrow::datatypes::{DataType, Field, Fields};
 use arrow::error::ArrowError;
 use vramscope_wire::{Table, schema};
 
+use super::room::counts_calls;
 use super::rows::{
     AllocRow, DeviceRow, DeviceWindowRow, FrameRow, HostBufferRow, ProcessRow, Rows, StackRow,
     StackWindowRow, WindowOf, WindowRow,
@@ -329,6 +330,10 @@ fn host_buffers(rows: &[HostBufferRow], origin: Origin<'_>) -> Result<RecordBatc
 
 fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowError> {
     let sum = |counts: &[(&'static str, i64)]| counts.iter().map(|(_, count)| count).sum::<i64>();
+    let calls = |counts: &[(&'static str, i64)]| {
+        let calls = counts.iter().filter(|(cause, _)| counts_calls(cause));
+        calls.map(|(_, count)| count).sum::<i64>()
+    };
     let counts = |name: &str, of: &dyn Fn(&WindowRow) -> &[(&'static str, i64)]| {
         let all: Vec<_> = rows.iter().flat_map(of).collect();
         list(
@@ -353,9 +358,14 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
             "events_by_source",
             counts("source", &|r| &r.events_by_source)?,
         ),
-        ("lost", column!(rows, long, |r| Some(sum(&r.lost_by_cause)))),
+        (
+            "lost",
+            column!(rows, long, |r| Some(calls(&r.lost_by_cause))),
+        ),
         ("lost_by_cause", counts("cause", &|r| &r.lost_by_cause)?),
         ("lossy", column!(rows, flag, |r| r.lossy)),
+        // Filled as soon as the schema has it.
+        ("clock_step_ns", column!(rows, long, |r| r.clock_step_ns)),
         ("cpu_ns", column!(rows, long, |r| r.cpu_ns)),
         ("rss_bytes", column!(rows, long, |r| r.rss_bytes)),
     ];

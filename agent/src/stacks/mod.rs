@@ -87,6 +87,19 @@ impl Stacks {
         self.known.extend(stack_ids);
     }
 
+    /// Stacks whose rows were given up: they are named again when next seen.
+    pub fn unwritten(&mut self, stack_ids: &[i64]) {
+        for stack_id in stack_ids {
+            self.known.remove(stack_id);
+        }
+        if !stack_ids.is_empty() {
+            // A stack found there would not be looked at again.
+            for space in self.spaces.values_mut() {
+                space.resolved.clear();
+            }
+        }
+    }
+
     /// Stacks that were written, for the journal.
     pub fn known(&self) -> Vec<i64> {
         self.known.iter().copied().collect()
