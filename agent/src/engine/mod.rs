@@ -36,6 +36,8 @@ pub use window::{Counts, Losses};
 const RECORDS_PER_TURN: usize = 16_384;
 /// Rows that wait at most before they are written, whatever the interval.
 const ROWS_PER_FLUSH: usize = 50_000;
+/// Share of the ring at which records are written, so that their space is given back in time.
+const RING_FILL: f64 = 0.25;
 /// How often processes are checked for having ended.
 const SWEEP: Duration = Duration::from_millis(50);
 /// How often processes are looked up that map hooked libraries.
@@ -209,13 +211,19 @@ impl Engine {
             // Together, so that what this flush drops is told by this window.
             self.flush(true);
         } else if self.last_flush.elapsed() >= self.config.flush_interval.0
-            || (self.rows.alloc_events.len() >= ROWS_PER_FLUSH && !self.flush_failed)
+            || (self.is_pressed() && !self.flush_failed)
         {
             self.flush(false);
         }
         if taken == 0 {
             self.channel.ring.wait(IDLE);
         }
+    }
+
+    /// Rows take memory and unreleased records space in the ring: both are written away before
+    /// they are many.
+    fn is_pressed(&self) -> bool {
+        self.rows.alloc_events.len() >= ROWS_PER_FLUSH || self.channel.ring.fill() > RING_FILL
     }
 
     /// Takes all that is there and writes it; what waits for its turn goes into the journal, for

@@ -63,9 +63,7 @@ impl Ledger {
         let Some(primary) = self.processes[&pid].primaries.get(&device).copied() else {
             return;
         };
-        let retains = 0;
-        let primary = Primary { retains, ..primary };
-        self.commit(pid, What::Primary { device, primary });
+        // A reset does not release: who retained the context still has to.
         self.end_context(turn, primary.context, desk);
     }
 
