@@ -2,21 +2,11 @@
 //!
 //! Three libraries carry the vendor's names and implement a documented part of the vendor's
 //! public interfaces: `libcuda.so.1` (driver), `libcudart.so.13` (runtime, on top of the driver)
-//! and `libnvidia-ml.so.1` (management). This crate is what they share:
-//! - [`card`]: the host they pretend to be on;
-//! - [`ledger`]: the books that each process writes of what was really allocated, which tests
-//!   compare a tracer's numbers with;
-//! - [`per_process`]: state that a fork does not share;
-//! - [`ranges`]: who has which part of an address space;
-//! - [`arrays`]: how many bytes an array has;
-//! - [`install`]: puts the built libraries where a dynamic linker finds them.
-//!
-//! The crate knows nothing of the agent: its numbers must stay independent of what they check.
+//! and `libnvidia-ml.so.1` (management). This crate is for who uses them:
+//! - [`install`]: puts the built libraries where a dynamic linker finds them;
+//! - [`ledger`], [`card`], [`process`]: what their processes really allocated, and the host they
+//!   pretend to be on.
 
-pub mod arrays;
-pub mod card;
 pub mod install;
-pub mod ledger;
-pub mod per_process;
-pub mod process;
-pub mod ranges;
+
+pub use vramscope_fake_host::{card, ledger, process};

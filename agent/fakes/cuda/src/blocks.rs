@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     arrays::Shape,
     ledger::{Block, Kind},
 };
@@ -41,7 +41,7 @@ impl ArrayDescriptor {
         if !matches!(self.channels, 1 | 2 | 4) {
             return None;
         }
-        let channel = vramscope_fakes::arrays::channel_bytes(self.format)?;
+        let channel = vramscope_fake_host::arrays::channel_bytes(self.format)?;
         Some(Shape {
             width: self.width,
             height: self.height,

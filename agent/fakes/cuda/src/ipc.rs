@@ -6,7 +6,7 @@
 
 use std::ffi::c_uint;
 
-use vramscope_fakes::{ledger::Kind, process};
+use vramscope_fake_host::{ledger::Kind, process};
 
 use crate::{
     Context,

@@ -6,7 +6,7 @@
 //! allocation costs no system call, and a freed address is given out again as soon as it can be.
 //! Pinned and managed memory are real.
 
-use vramscope_fakes::{card::GRANULE_BYTES, ranges::Ranges};
+use vramscope_fake_host::{card::GRANULE_BYTES, ranges::Ranges};
 
 const PAGE_BYTES: usize = 4096;
 

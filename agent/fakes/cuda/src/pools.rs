@@ -13,7 +13,7 @@ use std::{
     ffi::{c_int, c_uint, c_void},
 };
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     card,
     ledger::{Block, Kind},
     ranges::Ranges,

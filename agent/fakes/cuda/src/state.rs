@@ -16,7 +16,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     card,
     ledger::{Accounts, Kind, Layer},
     per_process::{PerProcess, generation},

@@ -18,7 +18,7 @@ use std::{
     os::fd::{FromRawFd, IntoRawFd},
 };
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     card::GRANULE_BYTES,
     ledger::{Block, Kind},
 };

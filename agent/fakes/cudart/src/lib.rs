@@ -17,7 +17,7 @@ mod runtime;
 
 use std::{
     cell::Cell,
-    ffi::{c_char, c_int},
+    ffi::{CStr, c_char, c_int},
     mem::MaybeUninit,
 };
 
@@ -43,6 +43,8 @@ fn code(result: CudaResult<()>) -> c_int {
     code
 }
 
+/// Never inlined: a door's first instruction has to be its frame's, not a look at `out`.
+#[inline(never)]
 fn put<T>(out: Out<T>, value: CudaResult<T>) -> c_int {
     code(out.ok_or(INVALID_VALUE).and_then(|out| {
         out.write(value?);
@@ -116,4 +118,75 @@ pub extern "C" fn cudaRuntimeGetVersion(version: Out<c_int>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaDriverGetVersion(version: Out<c_int>) -> c_int {
     put(version, runtime::driver_version())
+}
+
+macro_rules! table {
+    ($($name:ident),* $(,)?) => {{
+        use doors::*;
+        vec![$((
+            const {
+                // A name has no zero byte inside.
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name with a zero byte"),
+                }
+            },
+            $name as *const (),
+        )),*]
+    }};
+}
+
+/// Every function by its name, for programs that are linked with this library and look functions up
+/// as they would in a loaded one.
+pub fn functions() -> Vec<(&'static CStr, *const ())> {
+    table![
+        cudaGetDeviceCount,
+        cudaSetDevice,
+        cudaGetDevice,
+        cudaMemGetInfo,
+        cudaDeviceSynchronize,
+        cudaDeviceReset,
+        cudaGetLastError,
+        cudaPeekAtLastError,
+        cudaGetErrorName,
+        cudaGetErrorString,
+        cudaRuntimeGetVersion,
+        cudaDriverGetVersion,
+        cudaMalloc,
+        cudaMallocPitch,
+        cudaMalloc3D,
+        cudaMallocManaged,
+        cudaFree,
+        cudaHostAlloc,
+        cudaMallocHost,
+        cudaFreeHost,
+        cudaHostRegister,
+        cudaHostUnregister,
+        cudaMallocArray,
+        cudaMalloc3DArray,
+        cudaMallocMipmappedArray,
+        cudaFreeArray,
+        cudaFreeMipmappedArray,
+        cudaMallocAsync,
+        cudaMallocAsync_ptsz,
+        cudaMallocFromPoolAsync,
+        cudaMallocFromPoolAsync_ptsz,
+        cudaFreeAsync,
+        cudaFreeAsync_ptsz,
+        cudaMemPoolCreate,
+        cudaMemPoolDestroy,
+        cudaMemPoolTrimTo,
+        cudaMemPoolGetAttribute,
+        cudaMemPoolSetAttribute,
+        cudaDeviceGetDefaultMemPool,
+        cudaDeviceGetMemPool,
+        cudaDeviceSetMemPool,
+        cudaStreamCreate,
+        cudaStreamDestroy,
+        cudaStreamSynchronize,
+        cudaStreamSynchronize_ptsz,
+        cudaIpcGetMemHandle,
+        cudaIpcOpenMemHandle,
+        cudaIpcCloseMemHandle,
+    ]
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use vramscope_fakes::{arrays::Shape, ledger::Kind};
+use vramscope_fake_host::{arrays::Shape, ledger::Kind};
 
 use crate::{
     Out,

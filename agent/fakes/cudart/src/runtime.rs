@@ -16,7 +16,7 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     ledger::{Accounts, Block, Kind, Layer},
     per_process::PerProcess,
 };

@@ -17,7 +17,7 @@ use std::{
 };
 
 use structs::*;
-use vramscope_fakes::card;
+use vramscope_fake_host::card;
 
 /// An output parameter: in C a pointer.
 type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
 
-use vramscope_fakes::card;
+use vramscope_fake_host::card;
 
 pub type NvmlResult<T> = Result<T, c_uint>;
 

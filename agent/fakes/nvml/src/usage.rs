@@ -6,7 +6,7 @@
 
 use std::{ffi::OsString, path::Path};
 
-use vramscope_fakes::{
+use vramscope_fake_host::{
     card::CONTEXT_OVERHEAD_BYTES,
     ledger::{FOLDER_VARIABLE, Kind, Layer, read_ledgers},
     process,

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use vramscope_fakes::card;
+use vramscope_fake_host::card;
 
 use super::{code, put, put_new};
 use crate::{Context, Out, Stream, codes::INVALID_VALUE, state};

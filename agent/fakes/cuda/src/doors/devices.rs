@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use vramscope_fakes::card;
+use vramscope_fake_host::card;
 
 use super::{code, put};
 use crate::{

@@ -43,7 +43,9 @@ fn code(result: CuResult<()>) -> c_int {
     }
 }
 
-/// Writes a result to where the caller wants it.
+/// Writes a result to where the caller wants it. Never inlined: a door's first instruction has to be
+/// its frame's, not a look at `out`.
+#[inline(never)]
 fn put<T>(out: Out<T>, value: CuResult<T>) -> c_int {
     let Some(out) = out else {
         return INVALID_VALUE;
