@@ -7,8 +7,8 @@
 --   window_start | time | start of the window
 --   window_end | time | end of the window
 --   events | calls | calls taken in the window
---   lost | calls | calls lost in the window
---   causes | - | lost calls by cause, as cause=count, separated by ', '; restart_gap=? for a time that nobody watched
+--   lost | calls | calls lost in the window, or kept without their end or stack: losses tells by cause what is missing
+--   causes | - | the same by cause, as cause=count, separated by ', '; restart_gap=? for a time that nobody watched
 --   lossy | - | true: the view holds only windows that lost something
 -- formulas:
 --   counts are the agent's own; no row for a time means that nothing was lost, or that no agent ran: agent_windows tells the two apart

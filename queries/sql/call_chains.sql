@@ -1,8 +1,8 @@
--- purpose: the calls that gave or took memory, and those that failed to, each call chain once
+-- purpose: the calls that gave or took memory or addresses, and those that failed to, each call chain once
 -- reads: alloc_events (raw)
 -- parameters: none
 -- columns:
---   ts | time | when the call took effect: an allocation at its return, a free at its entry
+--   ts | time | when the call took effect: what gives at its return, what takes at its entry
 --   ts_ns | ns | the same, nanoseconds since 1970
 --   host | - | host name
 --   boot_id | - | the kernel's boot id
@@ -11,54 +11,74 @@
 --   pid | - | process id in the host's namespace
 --   gpu_uuid | - | the card; NULL if not certain
 --   device | - | device ordinal as the process sees it
---   memory_kind | - | device, managed, pinned_host, registered_host, vmm_physical, pool, array
---   residence | - | device: bytes on the card; host: bytes in main memory; other: neither or not known
---   op | - | alloc, register, free, unregister
---   api | - | function called, as exported
+--   memory_kind | - | device, managed, array, vmm_physical, pinned_host, registered_host, vmm_virtual, vmm_mapped, pool, framework_block, ipc
+--   residence | - | device: on the card (physical memory and pool slices); host: in main memory; other: addresses, another process's memory, or not known
+--   op | - | what gives: alloc, reserve, map, register; what takes: free, release, unmap, unregister
+--   api | - | function called, as exported; on implicit rows the reason
 --   failed | - | true if the call failed
---   implicit | - | true for a free that no call asked for
+--   implicit | - | true for an end that no call asked for by name
 --   address | - | address given or taken
 --   bytes | bytes | bytes given or taken; 0 if the call failed; NULL if not known
 --   requested_bytes | bytes | bytes asked for
---   live_delta_bytes | bytes | what the call adds to live bytes: positive for an allocation, negative for a free, 0 if it failed
---   result | - | result code of the call; NULL for implicit frees
+--   live_delta_bytes | bytes | what the call adds to live bytes: positive for what gives, negative for what takes, 0 if it failed
+--   result | - | result code of the call; NULL on implicit rows
 --   stack_id | - | stack of the call; joins stacks
 --   seq | - | order in which calls took effect
+--   byte_class | - | physical, host, virtual, sub_allocated or ipc; NULL if the kind is not known. Bytes of two classes are never added up
+--   pool | - | memory pool handle; NULL if the call names none
+--   alloc_seq | - | on what takes: seq of what it ends
 -- formulas:
 --   a success is the chain's counted row, so that runtime and driver rows of one call are not added up
 --   a failure is the innermost failed row: a failed runtime call over a failed driver call is one failure, the driver's
---   calls that move no physical bytes (map, unmap, reserve, release) and frees of memory that was allocated before the agent came are not here: they are in alloc_events
+--   physical: device, managed, array, vmm_physical; host: pinned_host, registered_host; virtual: vmm_virtual (reserved), vmm_mapped (mapped; lies within the reserved); sub_allocated: pool, framework_block (lie within memory that is counted elsewhere, or in pool memory that no call shows)
+--   not here, since they stand for no bytes of this process: successful ipc calls, references taken and dropped, imported handles, baseline rows, frees of memory that was allocated before the agent came. They are in alloc_events
+WITH failures AS (
+    SELECT *
+    FROM alloc_events
+    WHERE result <> 0
+      AND op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
+),
+-- Two plain scans: one with NOT EXISTS under an OR would hold every row of the table in memory.
+chains AS (
+    SELECT
+        ts, ts_ns, host, boot_id, agent_id, process_id, pid, gpu_uuid, device, memory_kind, op, api,
+        false AS failed, implicit, address, bytes, requested_bytes,
+        CASE WHEN op IN ('alloc', 'reserve', 'map', 'register') THEN bytes ELSE -bytes END AS live_delta_bytes,
+        result, stack_id, seq, pool, alloc_seq
+    FROM alloc_events
+    WHERE counted
+      AND coalesce(result, 0) = 0
+      AND op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
+    UNION ALL
+    SELECT
+        ts, ts_ns, host, boot_id, agent_id, process_id, pid, gpu_uuid, device, memory_kind, op, api,
+        true AS failed, implicit, address, bytes, requested_bytes,
+        CAST(0 AS BIGINT) AS live_delta_bytes,
+        result, stack_id, seq, pool, alloc_seq
+    FROM failures AS e
+    WHERE NOT EXISTS (
+        SELECT 1
+        FROM failures AS inner_call
+        WHERE inner_call.host = e.host
+          AND inner_call.agent_id = e.agent_id
+          AND inner_call.process_id = e.process_id
+          AND inner_call.parent_seq = e.seq
+    )
+)
 SELECT
-    e.ts, e.ts_ns, e.host, e.boot_id, e.agent_id, e.process_id, e.pid, e.gpu_uuid, e.device, e.memory_kind,
+    ts, ts_ns, host, boot_id, agent_id, process_id, pid, gpu_uuid, device, memory_kind,
     CASE
-        WHEN e.memory_kind IN ('device', 'managed', 'vmm_physical', 'pool', 'array') THEN 'device'
-        WHEN e.memory_kind IN ('pinned_host', 'registered_host') THEN 'host'
+        WHEN memory_kind IN ('device', 'managed', 'array', 'vmm_physical', 'pool') THEN 'device'
+        WHEN memory_kind IN ('pinned_host', 'registered_host') THEN 'host'
         ELSE 'other'
     END AS residence,
-    e.op, e.api,
-    coalesce(e.result, 0) <> 0 AS failed,
-    e.implicit, e.address, e.bytes, e.requested_bytes,
+    op, api, failed, implicit, address, bytes, requested_bytes, live_delta_bytes, result, stack_id, seq,
     CASE
-        WHEN coalesce(e.result, 0) <> 0 THEN 0
-        WHEN e.op IN ('alloc', 'register') THEN e.bytes
-        ELSE -e.bytes
-    END AS live_delta_bytes,
-    e.result, e.stack_id, e.seq
-FROM alloc_events AS e
-WHERE e.op IN ('alloc', 'register', 'free', 'unregister')
-  AND (
-    (e.counted AND coalesce(e.result, 0) = 0)
-    OR (
-        e.result <> 0
-        AND NOT EXISTS (
-            SELECT 1
-            FROM alloc_events AS inner_call
-            WHERE inner_call.host = e.host
-              AND inner_call.agent_id = e.agent_id
-              AND inner_call.process_id = e.process_id
-              AND inner_call.parent_seq = e.seq
-              AND inner_call.result <> 0
-              AND inner_call.op IN ('alloc', 'register', 'free', 'unregister')
-        )
-    )
-  )
+        WHEN memory_kind IN ('device', 'managed', 'array', 'vmm_physical') THEN 'physical'
+        WHEN memory_kind IN ('pinned_host', 'registered_host') THEN 'host'
+        WHEN memory_kind IN ('vmm_virtual', 'vmm_mapped') THEN 'virtual'
+        WHEN memory_kind IN ('pool', 'framework_block') THEN 'sub_allocated'
+        WHEN memory_kind = 'ipc' THEN 'ipc'
+    END AS byte_class,
+    pool, alloc_seq
+FROM chains

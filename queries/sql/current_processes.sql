@@ -16,12 +16,13 @@
 --   boot_id | - | boot of the host in which it ran
 --   rebooted | - | true if the host has booted again since: the process is gone, whether or not its end was seen
 --   coverage | - | list of (library, symbol, attached, reason); the view coverage has them as rows
+--   pod_uid | - | uid of the Kubernetes pod
 -- formulas:
 --   the row with the newest ts_ns of each process_id
 --   rebooted compares boot_id with that of the host's newest row
 SELECT
     host, process_id, pid, exe, command, namespace, pod, container_id, started, ended,
-    ts AS updated, boot_id, boot_id <> host_boot_id AS rebooted, coverage
+    ts AS updated, boot_id, boot_id <> host_boot_id AS rebooted, coverage, pod_uid
 FROM (
     SELECT
         *,

@@ -11,24 +11,26 @@
 --   gpu_uuid | - | the card; NULL if not certain
 --   device | - | device ordinal as the process sees it; NULL if not known
 --   memory_kind | - | kind of memory; NULL on failed frees of unknown addresses
---   allocations | calls | calls that gave memory
+--   allocations | calls | calls that gave memory or addresses
 --   allocated_bytes | bytes | bytes they gave
---   frees | calls | calls that gave memory back
+--   frees | calls | calls that gave them back
 --   freed_bytes | bytes | bytes they gave back
---   implicit_frees | allocations | allocations that ended without a call: process exit, context destroyed
+--   implicit_frees | allocations | allocations that ended without a call of their own: process exit or exec, context, primary context or pool gone, a mapping with others, an address given out again
 --   implicit_bytes | bytes | their bytes
 --   failed_allocations | calls | call chains that failed to allocate, each counted once
 --   failed_frees | calls | call chains that failed to free, each counted once
 --   live_count | allocations | allocations that have no free in the data; after a crash of the host this is history, see live_allocations
 --   live_bytes | bytes | their bytes: allocated_bytes - freed_bytes - implicit_bytes
 --   peak_bytes | bytes | largest live bytes at any moment, over events, not over samples
+--   byte_class | - | physical, host, virtual, sub_allocated or ipc; NULL if the kind is not known. Never add up bytes of two classes, nor vmm_virtual and vmm_mapped
 -- formulas:
+--   what a process held before the agent came is in none of the numbers: see reconciliation
 --   peak_bytes is the maximum of the running sum of live_delta_bytes in the order of seq (gpu.peak.used_bytes_global, metric 11)
 --   if several agents wrote about one process (an agent's spool folder was lost in between), each one's sum runs for itself and the peak is the largest of them
 WITH running AS (
     SELECT
         *,
-        op IN ('alloc', 'register') AS gives,
+        op IN ('alloc', 'reserve', 'map', 'register') AS gives,
         SUM(live_delta_bytes) OVER (
             PARTITION BY host, process_id, agent_id, device, memory_kind
             ORDER BY seq
@@ -41,6 +43,7 @@ totals AS (
         host, process_id, device, memory_kind,
         max(pid) AS pid,
         max(gpu_uuid) AS gpu_uuid,
+        max(byte_class) AS byte_class,
         count(*) FILTER (WHERE gives AND NOT failed) AS allocations,
         coalesce(sum(bytes) FILTER (WHERE gives AND NOT failed), 0) AS allocated_bytes,
         count(*) FILTER (WHERE NOT gives AND NOT failed AND NOT implicit) AS frees,
@@ -59,6 +62,7 @@ SELECT
     t.failed_allocations, t.failed_frees,
     t.allocations - t.frees - t.implicit_frees AS live_count,
     t.allocated_bytes - t.freed_bytes - t.implicit_bytes AS live_bytes,
-    t.peak_bytes
+    t.peak_bytes,
+    t.byte_class
 FROM totals AS t
 LEFT JOIN current_processes AS p ON p.process_id = t.process_id

@@ -11,7 +11,7 @@
 --   exe | - | path of the executable (level process)
 --   gpu_uuid | - | the card; NULL if not certain, and on level host, whose rows cover all cards
 --   device | - | level process: ordinal as the process sees it; level device: NVML index; otherwise NULL
---   live_bytes | bytes | allocation: traced device memory that is allocated now
+--   live_bytes | bytes | allocation: traced physical device memory that is allocated now; without pool slices (pool_live_bytes)
 --   used_bytes | bytes | allocation: in use by NVML, newest sample; of the card (level device), of the processes on it (process, pod), of all cards (host); NULL if NVML does not say
 --   total_bytes | bytes | allocation: capacity of the card, of all cards on level host
 --   utilization_ratio | ratio | allocation: used_bytes / total_bytes on levels device and host, live_bytes / total_bytes on levels process and pod
@@ -19,25 +19,27 @@
 --   external_ratio | ratio | fragmentation: NULL, see fragmentation_reason
 --   internal_ratio | ratio | fragmentation: NULL, see fragmentation_reason
 --   fragmentation_reason | - | why the fragmentation columns are NULL
---   leaked_at_exit_bytes | bytes | leak: device memory that only the end of its process gave back
+--   leaked_at_exit_bytes | bytes | leak: physical device memory that only the end of its program (exit, or exec of another) gave back
 --   growth_bytes_per_hour | bytes/h | leak: slope of live_bytes over the events; NULL with fewer than two moments
 --   peak_live_bytes | bytes | peak: largest live_bytes at any moment, over events
 --   peak_ratio | ratio | peak: peak_live_bytes / total_bytes
 --   host_live_bytes | bytes | pinned and registered main memory that is live now
 --   host_peak_bytes | bytes | largest host_live_bytes at any moment
---   allocations | calls | calls that gave memory, of device and host kinds
+--   allocations | calls | calls that gave memory: physical, host and pool slices; not addresses
 --   frees | calls | calls that gave memory back
---   implicit_frees | allocations | allocations that ended without a call
+--   implicit_frees | allocations | allocations that ended without a call of their own
 --   failed_allocations | calls | call chains that failed to allocate
 --   failed_frees | calls | call chains that failed to free
 --   first_event | time | oldest event behind the row
 --   last_event | time | newest event behind the row
 --   lost | calls | calls the host's agent lost in windows that touch the row's time; NULL if there are no windows
 --   lossy | - | a window of its time is lossy: the numbers of this row may be wrong; NULL if not known
+--   pool_live_bytes | bytes | slices of stream-ordered pools that are in use now: a lower bound of the pools' memory, which no call shows; not part of live_bytes
+--   pool_peak_bytes | bytes | largest pool_live_bytes at any moment
 -- formulas:
 --   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host, boot and agent
 --   what was allocated before the host last booted is not live, though its frees were never seen; it still counts for peaks and calls
---   device figures hold the kinds device, managed, vmm_physical, pool and array; host figures pinned_host and registered_host; virtual and sub-allocated bytes are in neither
+--   device figures hold physical bytes (device, managed, array, vmm_physical), host figures pinned_host and registered_host, pool figures the slices of pools; addresses (address_space), ipc and what was there before the agent (reconciliation) are in none of them
 --   fragmentation needs a framework allocator's own blocks: holes between driver addresses are not holes in memory, so nothing is derived from them
 --   leaked_at_exit_bytes is what was live at the end, not a verdict: programs leave weights and workspaces to the exit
 --   growth_bytes_per_hour is the least-squares slope of live_bytes after each event against its time, warm-up included; a short window extrapolates wildly
@@ -51,10 +53,11 @@ WITH facts AS (
         c.seq, c.ts, c.ts_ns,
         coalesce(p.started, c.ts) AS since,
         p.ended AS until,
-        CASE WHEN c.residence = 'device' THEN c.live_delta_bytes ELSE 0 END AS device_delta,
-        CASE WHEN c.residence = 'host' THEN c.live_delta_bytes ELSE 0 END AS host_delta,
-        CASE WHEN c.residence = 'device' AND c.implicit AND c.api = 'process_exit' THEN c.bytes ELSE 0 END AS exit_bytes,
-        c.residence = 'device' AND NOT c.failed AS moves_device,
+        CASE WHEN c.byte_class = 'physical' THEN c.live_delta_bytes ELSE 0 END AS device_delta,
+        CASE WHEN c.byte_class = 'host' THEN c.live_delta_bytes ELSE 0 END AS host_delta,
+        CASE WHEN c.memory_kind = 'pool' THEN c.live_delta_bytes ELSE 0 END AS pool_delta,
+        CASE WHEN c.byte_class = 'physical' AND c.implicit AND c.api IN ('process_exit', 'process_exec') THEN c.bytes ELSE 0 END AS exit_bytes,
+        c.byte_class = 'physical' AND NOT c.failed AS moves_device,
         CAST(NOT c.failed AND c.op IN ('alloc', 'register') AS BIGINT) AS is_allocation,
         CAST(NOT c.failed AND c.op IN ('free', 'unregister') AND NOT c.implicit AS BIGINT) AS is_free,
         CAST(NOT c.failed AND c.op IN ('free', 'unregister') AND c.implicit AS BIGINT) AS is_implicit_free,
@@ -89,7 +92,7 @@ scoped AS (
         f.seq, f.ts, f.ts_ns,
         CASE WHEN l.level IN ('process', 'pod') THEN f.since END AS since,
         CASE WHEN l.level IN ('process', 'pod') THEN f.until END AS until,
-        f.device_delta, f.host_delta, f.exit_bytes, f.moves_device,
+        f.device_delta, f.host_delta, f.pool_delta, f.exit_bytes, f.moves_device,
         f.is_allocation, f.is_free, f.is_implicit_free, f.is_failed_allocation, f.is_failed_free
     FROM facts AS f
     CROSS JOIN levels AS l
@@ -99,7 +102,7 @@ scoped AS (
     SELECT
         l.level, s.host, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL,
         CASE WHEN l.level = 'device' THEN s.gpu_uuid END, NULL,
-        NULL, NULL, NULL, NULL, NULL, 0, 0, 0, false, 0, 0, 0, 0, 0
+        NULL, NULL, NULL, NULL, NULL, 0, 0, 0, 0, false, 0, 0, 0, 0, 0
     FROM newest_sample AS s
     CROSS JOIN levels AS l
     WHERE l.level IN ('device', 'host')
@@ -108,7 +111,8 @@ running AS (
     SELECT
         *,
         SUM(device_delta) OVER scope AS device_after,
-        SUM(host_delta) OVER scope AS host_after
+        SUM(host_delta) OVER scope AS host_after,
+        SUM(pool_delta) OVER scope AS pool_after
     FROM scoped
     WINDOW scope AS (
         PARTITION BY level, host, boot_id, agent_id, namespace, pod, process_id, gpu_uuid, device
@@ -127,6 +131,8 @@ totals AS (
         greatest(coalesce(max(device_after), 0), 0) AS peak_live_bytes,
         coalesce(sum(host_delta) FILTER (WHERE NOT coalesce(rebooted, false)), 0) AS host_live_bytes,
         greatest(coalesce(max(host_after), 0), 0) AS host_peak_bytes,
+        coalesce(sum(pool_delta) FILTER (WHERE NOT coalesce(rebooted, false)), 0) AS pool_live_bytes,
+        greatest(coalesce(max(pool_after), 0), 0) AS pool_peak_bytes,
         sum(is_allocation) AS allocations,
         sum(is_free) AS frees,
         sum(is_implicit_free) AS implicit_frees,
@@ -152,6 +158,7 @@ with_loss AS (
         max(t.growth_bytes_per_hour) AS growth_bytes_per_hour,
         max(t.peak_live_bytes) AS peak_live_bytes,
         max(t.host_live_bytes) AS host_live_bytes, max(t.host_peak_bytes) AS host_peak_bytes,
+        max(t.pool_live_bytes) AS pool_live_bytes, max(t.pool_peak_bytes) AS pool_peak_bytes,
         max(t.allocations) AS allocations, max(t.frees) AS frees,
         max(t.implicit_frees) AS implicit_frees,
         max(t.failed_allocations) AS failed_allocations, max(t.failed_frees) AS failed_frees,
@@ -220,7 +227,8 @@ SELECT
     t.allocations, t.frees, t.implicit_frees, t.failed_allocations, t.failed_frees,
     t.first_event, t.last_event,
     CASE WHEN h.host IS NOT NULL THEN t.lost END AS lost,
-    CASE WHEN h.host IS NOT NULL THEN t.lossy_windows > 0 END AS lossy
+    CASE WHEN h.host IS NOT NULL THEN t.lossy_windows > 0 END AS lossy,
+    t.pool_live_bytes, t.pool_peak_bytes
 FROM with_loss AS t
 -- The parentheses are needed: without them the parser takes all that follows IS NOT DISTINCT
 -- FROM for its right side.

@@ -6,19 +6,77 @@ use vramscope_wire::Table;
 
 use crate::views;
 
-/// Lost events and lossy windows of everything recorded.
-pub const LOSS_QUERY: &str =
-    "SELECT coalesce(sum(lost), 0) AS lost, count(*) AS windows FROM agent_windows WHERE lossy";
+/// What was lost in everything recorded: one row with the numbers of [`Loss`], in its order.
+pub const LOSS_QUERY: &str = "\
+    WITH lossy AS (SELECT lost, lost_by_cause FROM agent_windows WHERE lossy),
+    causes AS (
+        SELECT entry['cause'] AS cause, entry['count'] AS count
+        FROM (SELECT unnest(lost_by_cause) AS entry FROM lossy)
+    )
+    SELECT
+        (SELECT coalesce(sum(lost), 0) FROM lossy) AS lost,
+        (SELECT coalesce(sum(count), 0) FROM causes WHERE cause IN ('live_full', 'stacks_full')) AS incomplete,
+        (SELECT count(*) FROM causes WHERE cause = 'restart_gap') AS gaps,
+        (SELECT count(*) FROM lossy) AS windows";
 
-/// The line every door adds to an answer over data with losses.
-pub fn loss_note(lost: i64, windows: i64) -> String {
-    let events = if lost == 1 {
-        "event was"
-    } else {
-        "events were"
-    };
-    let plural = if windows == 1 { "" } else { "s" };
-    format!("note: {lost} {events} lost in {windows} window{plural}; see answer_quality")
+/// What was lost in everything recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Loss {
+    /// Events by all causes.
+    pub lost: i64,
+    /// Those of them that are in the data, but without their stack or their end.
+    pub incomplete: i64,
+    /// Times that nobody watched; how much they lost is not known.
+    pub gaps: i64,
+    /// Windows that are lossy, by whatever cause.
+    pub windows: i64,
+}
+
+impl Loss {
+    /// From the row of [`LOSS_QUERY`].
+    pub fn from_row(row: [i64; 4]) -> Loss {
+        let [lost, incomplete, gaps, windows] = row;
+        Loss {
+            lost,
+            incomplete,
+            gaps,
+            windows,
+        }
+    }
+
+    /// The line every door adds to an answer over data with losses; `None` if nothing was lost.
+    pub fn note(&self) -> Option<String> {
+        if self.windows == 0 {
+            return None;
+        }
+        let windows = counted(self.windows, "window", "windows");
+        let mut parts = Vec::new();
+        let missing = self.lost - self.incomplete;
+        if missing > 0 {
+            parts.push(format!(
+                "{} lost",
+                counted(missing, "event was", "events were")
+            ));
+        }
+        if self.incomplete > 0 {
+            let events = counted(self.incomplete, "event has", "events have");
+            parts.push(format!("{events} no stack or no end"));
+        }
+        if self.gaps > 0 {
+            let gaps = counted(self.gaps, "gap", "gaps");
+            parts.push(format!("nobody watched during {gaps} (losses not known)"));
+        }
+        let what = if parts.is_empty() {
+            "something was lost".to_string()
+        } else {
+            parts.join(", ")
+        };
+        Some(format!("note: {what} in {windows}; see answer_quality"))
+    }
+}
+
+fn counted(count: i64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// Tables and views that lost calls do not make incomplete: they say what was lost, or they are
@@ -29,6 +87,7 @@ const NOT_MADE_OF_CALLS: &[&str] = &[
     "coverage",
     "current_processes",
     "devices",
+    "losses",
     "processes",
 ];
 
@@ -78,14 +137,30 @@ mod tests {
     }
 
     #[test]
-    fn the_note_counts_in_english() {
+    fn the_note_says_what_is_missing_in_english() {
+        let note = |row| Loss::from_row(row).note();
+        assert_eq!(note([0, 0, 0, 0]), None);
         assert_eq!(
-            loss_note(1, 1),
+            note([1, 0, 0, 1]).unwrap(),
             "note: 1 event was lost in 1 window; see answer_quality"
         );
         assert_eq!(
-            loss_note(12, 2),
+            note([12, 0, 0, 2]).unwrap(),
             "note: 12 events were lost in 2 windows; see answer_quality"
+        );
+        // A gap loses an unknown number: never "0 events".
+        assert_eq!(
+            note([0, 0, 1, 1]).unwrap(),
+            "note: nobody watched during 1 gap (losses not known) in 1 window; see answer_quality"
+        );
+        assert_eq!(
+            note([9, 2, 2, 4]).unwrap(),
+            "note: 7 events were lost, 2 events have no stack or no end, nobody watched during 2 \
+             gaps (losses not known) in 4 windows; see answer_quality"
+        );
+        assert_eq!(
+            note([0, 0, 0, 1]).unwrap(),
+            "note: something was lost in 1 window; see answer_quality"
         );
     }
 }

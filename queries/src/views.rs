@@ -45,9 +45,14 @@ pub const ALL: &[View] = views![
     "live_allocations",
     "top_stacks",
     "tetrahedron",
+    "pools",
+    "address_space",
     "numa_placement",
     "coverage",
     "reconciliation",
+    "stack_history",
+    "device_history",
+    "losses",
     "answer_quality",
 ];
 

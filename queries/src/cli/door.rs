@@ -177,8 +177,7 @@ impl Door {
             return None;
         }
         match self.loss(limits).await {
-            Ok((0, 0)) => None,
-            Ok((lost, windows)) => Some(quality::loss_note(lost, windows)),
+            Ok(loss) => loss.note(),
             // Unknown is not "nothing was lost".
             Err(error) => Some(format!(
                 "note: whether events were lost is not known: {error:#}"
@@ -186,7 +185,7 @@ impl Door {
         }
     }
 
-    async fn loss(&mut self, limits: Limits) -> anyhow::Result<(i64, i64)> {
+    async fn loss(&mut self, limits: Limits) -> anyhow::Result<quality::Loss> {
         let rows = self
             .stream(
                 quality::LOSS_QUERY,
@@ -205,7 +204,12 @@ impl Door {
             let column = batch.column(index).as_primitive_opt::<Int64Type>();
             Ok(column.context("the loss query gave no numbers")?.value(0))
         };
-        Ok((number(0)?, number(1)?))
+        Ok(quality::Loss::from_row([
+            number(0)?,
+            number(1)?,
+            number(2)?,
+            number(3)?,
+        ]))
     }
 }
 

@@ -37,8 +37,9 @@ async fn a_trace_shows_files_added_after_the_first_query() {
     seed::write_file(dir.path(), Table::Stacks, "2.parquet", &stacks[2..]);
     assert_eq!(number(&folder, COUNT).await, 5);
     assert_eq!(number(&folder, "SELECT count(*) FROM top_stacks").await, 0);
-    // Through a view as well: four allocations of this boot and one of an unknown card are
-    // live, and without rows in processes nobody knows that the sixth is from before a boot.
+    // Through a view as well: five allocations and reservations of this boot and one of an
+    // unknown card are live, and without rows in processes nobody knows that the seventh is
+    // from before a boot.
     seed::write_file(
         dir.path(),
         Table::AllocEvents,
@@ -47,7 +48,7 @@ async fn a_trace_shows_files_added_after_the_first_query() {
     );
     assert_eq!(
         number(&folder, "SELECT count(*) FROM live_allocations").await,
-        6
+        7
     );
     std::fs::remove_file(dir.path().join("stacks/1.parquet")).unwrap();
     assert_eq!(number(&folder, COUNT).await, 3);

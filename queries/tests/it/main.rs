@@ -8,6 +8,7 @@ mod bad_input;
 mod cli;
 mod docs;
 mod folder;
+mod kinds;
 mod limits;
 mod remote;
 mod seed;

@@ -126,7 +126,8 @@ async fn a_collector_answers_like_a_folder() {
         );
         assert_eq!(
             stderr(&output),
-            "note: 3 events were lost in 1 window; see answer_quality\n"
+            "note: 25 events were lost, 5 events have no stack or no end, nobody \
+     watched during 1 gap (losses not known) in 12 windows; see answer_quality\n"
         );
         assert_eq!(output.status.code(), Some(0));
         assert_eq!(server.asked.lock().unwrap()[0], sql);

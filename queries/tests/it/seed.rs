@@ -2,7 +2,8 @@
 //! wire's schemas, independent of the agent.
 //!
 //! Times are seconds after 2026-11-29 10:00:00 UTC. Two hosts, both of whose agents number
-//! their events from the same numbers, and whose processes share a pid.
+//! their events from the same numbers, and whose processes share a pid; a third one, gamma, is
+//! in [`crate::kinds`].
 //!
 //! | host | seq | s | process | what |
 //! |---|---|---|---|---|
@@ -19,7 +20,7 @@
 //! | alpha | 95, 96 | 59 | 102 | process exit frees seq 35 and seq 66 |
 //! | alpha | 100 | 60 | 101 | cudaFree of an unknown address fails, no driver row |
 //! | alpha | 110 | 70 | 101 | cudaMalloc fails, no driver row |
-//! | alpha | 120 | 80 | 101 | cuMemAddressReserve 1 MiB: virtual, never counted |
+//! | alpha | 120 | 80 | 101 | cuMemAddressReserve 1 MiB: virtual |
 //! | alpha | 130 | 90 | 101 | cuMemCreate 2048 on GPU-A, stack 11 |
 //! | alpha | 140 | 95 | 101 | cuMemFree of an address from before the agent: succeeds, bytes unknown |
 //! | alpha | 145 | 96 | 101 | cuMemFree of seq 80 fails: the block stays |
@@ -41,10 +42,12 @@ use serde_json::{Map, Value, json};
 use url::Url;
 use vramscope_wire::{Table, parquet_file};
 
+use crate::kinds;
+
 /// 2026-11-29 10:00:00 UTC in seconds since 1970: 20,786 days and 10 hours.
 pub const START: i64 = 20_786 * 86_400 + 10 * 3_600;
 
-fn at(seconds: i64) -> String {
+pub fn at(seconds: i64) -> String {
     format!(
         "2026-11-29T{:02}:{:02}:{:02}Z",
         10 + seconds / 3600,
@@ -53,12 +56,12 @@ fn at(seconds: i64) -> String {
     )
 }
 
-fn nanoseconds(seconds: i64) -> i64 {
+pub fn nanoseconds(seconds: i64) -> i64 {
     (START + seconds) * 1_000_000_000
 }
 
 /// One row of `alloc_events`, as a call that succeeded on no card. `over` overrides.
-fn event(host: &str, process: i64, seq: i64, seconds: i64, over: Value) -> Value {
+pub fn event(host: &str, process: i64, seq: i64, seconds: i64, over: Value) -> Value {
     let pid = match process {
         101 | 201 => 1001,
         _ => 1002,
@@ -72,7 +75,7 @@ fn event(host: &str, process: i64, seq: i64, seconds: i64, over: Value) -> Value
     merge(row, over)
 }
 
-fn merge(row: Value, over: Value) -> Value {
+pub fn merge(row: Value, over: Value) -> Value {
     let (Value::Object(mut row), Value::Object(over)) = (row, over) else {
         panic!("rows are objects")
     };
@@ -80,7 +83,7 @@ fn merge(row: Value, over: Value) -> Value {
     Value::Object(row)
 }
 
-fn alloc(
+pub fn alloc(
     host: &str,
     process: i64,
     seq: i64,
@@ -97,7 +100,7 @@ fn alloc(
     event(host, process, seq, seconds, merge(base, over))
 }
 
-fn free(
+pub fn free(
     host: &str,
     process: i64,
     seq: i64,
@@ -251,7 +254,7 @@ pub fn alloc_events() -> Vec<Value> {
             1 << 20,
             11,
             on_a(json!({
-            "op": "reserve", "api": "cuMemAddressReserve", "memory_kind": "vmm_virtual", "counted": false})),
+            "op": "reserve", "api": "cuMemAddressReserve", "memory_kind": "vmm_virtual"})),
         ),
         alloc(
             "alpha",
@@ -537,14 +540,17 @@ pub fn batch(table: Table, rows: &[Value]) -> RecordBatch {
 }
 
 fn rows(table: Table) -> Vec<Value> {
-    match table {
-        Table::AllocEvents => alloc_events(),
-        Table::Stacks => stacks(),
-        Table::Processes => processes(),
-        Table::Devices => devices(),
-        Table::HostBuffers => host_buffers(),
-        Table::AgentWindows => agent_windows(),
-    }
+    let (two_hosts, gamma) = match table {
+        Table::AllocEvents => (alloc_events(), kinds::alloc_events()),
+        Table::Stacks => (stacks(), kinds::stacks()),
+        Table::Processes => (processes(), kinds::processes()),
+        Table::Devices => (devices(), kinds::devices()),
+        Table::HostBuffers => (host_buffers(), Vec::new()),
+        Table::AgentWindows => (agent_windows(), kinds::agent_windows()),
+        Table::StackWindows => (Vec::new(), kinds::stack_windows()),
+        Table::DeviceWindows => (Vec::new(), kinds::device_windows()),
+    };
+    [two_hosts, gamma].concat()
 }
 
 /// Writes one trace file.
