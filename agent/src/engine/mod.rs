@@ -69,8 +69,8 @@ pub struct Engine {
     output: Box<dyn Output>,
     filter: Option<Box<dyn Filter>>,
     observer: Option<Box<dyn Observer>>,
-    /// How many hooks a process's last row told of.
-    reported_coverage: HashMap<u32, usize>,
+    /// The mark of the hooks that a process's last row told of.
+    reported_coverage: HashMap<u32, u64>,
     window: Window,
     totals: Totals,
     lost_reported: Losses,
@@ -187,6 +187,8 @@ impl Engine {
             self.last_report = Instant::now();
             self.report_mapped();
         }
+        // Nobody knows how many calls are missed while the probes are out.
+        self.window.counts.switched_off |= self.discovery.known().off().is_some();
         if self.window.is_over(self.config.window.0) {
             self.end_window();
         }
@@ -296,6 +298,9 @@ impl Engine {
         self.totals.events += 1;
         if self.ledger.get(call.tgid).is_none() {
             let seen = self.discovery.known().seen(call.tgid).cloned();
+            if seen.is_none() {
+                self.discovery.meet(call.tgid);
+            }
             let mappings = seen
                 .as_ref()
                 .map(|seen| seen.mappings.clone())

@@ -23,6 +23,8 @@ pub struct Counts {
     pub undecodable: u64,
     /// For a time nobody watched, and nobody knows how many calls that were.
     pub gap: bool,
+    /// For a time the probes were switched off, and nobody knows how many calls that were.
+    pub switched_off: bool,
 }
 
 impl Counts {
@@ -35,6 +37,7 @@ impl Counts {
             lost: [0; Loss::COUNT as usize],
             undecodable: 0,
             gap: false,
+            switched_off: false,
         }
     }
 }
@@ -73,6 +76,9 @@ impl Window {
         lost_by_cause.retain(|(_, count)| *count > 0);
         if counts.gap {
             lost_by_cause.push(("restart_gap", 0));
+        }
+        if counts.switched_off {
+            lost_by_cause.push(("switched_off", 0));
         }
         WindowRow {
             start_ns: counts.start_ns,

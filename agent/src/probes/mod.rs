@@ -3,10 +3,14 @@
 
 pub mod bpf;
 pub mod channel;
+mod detach;
+pub mod features;
 pub mod hooks;
 mod multi;
 pub mod order;
+pub mod preflight;
 pub mod record;
 pub mod ring;
+pub mod samefile;
 
 pub use record::{Event, TracedCall};
