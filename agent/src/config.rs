@@ -181,6 +181,9 @@ configuration! {
     /// patterns of their paths, where * is any text. While one runs, the libraries that it maps
     /// are hooked for nobody. As a flag: a comma between them.
     deny_executables: Vec<String> = Vec::new(), "VRAMSCOPE_DENY_EXECUTABLES", value_delimiter;
+    /// Libraries, and programs with a runtime inside, that may be hooked: patterns of their paths as
+    /// the processes see them. All if empty.
+    only_libraries: Vec<String> = Vec::new(), "VRAMSCOPE_ONLY_LIBRARIES", value_delimiter;
     /// Libraries that are hooked whoever maps them, against deny_executables and
     /// seccomp_processes: patterns of their paths.
     allow_libraries: Vec<String> = Vec::new(), "VRAMSCOPE_ALLOW_LIBRARIES", value_delimiter;

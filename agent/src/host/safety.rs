@@ -11,6 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::procfs;
+use crate::config::Config;
 use crate::probes::preflight::Preflight;
 
 /// What is done with libraries that a process with a seccomp filter maps.
@@ -65,6 +66,8 @@ impl Serialize for SeccompRule {
 pub struct Policy {
     /// Patterns of executables that are never probed.
     pub deny_executables: Vec<String>,
+    /// Patterns of libraries that may be hooked; all if empty.
+    pub only_libraries: Vec<String>,
     /// Patterns of libraries that are hooked whoever maps them.
     pub allow_libraries: Vec<String>,
     /// Why processes with a seccomp filter are not probed; `None` if they are.
@@ -73,12 +76,10 @@ pub struct Policy {
 
 impl Policy {
     pub fn new(
-        deny_executables: Vec<String>,
-        allow_libraries: Vec<String>,
-        rule: SeccompRule,
+        config: &Config,
         preflight: &Preflight,
     ) -> Self {
-        let refuse_filtered = match rule {
+        let refuse_filtered = match config.seccomp_processes {
             SeccompRule::Hook => None,
             SeccompRule::Refuse => Some("seccomp_processes = \"refuse\"".to_string()),
             SeccompRule::Auto if preflight.survives => None,
@@ -88,8 +89,9 @@ impl Policy {
             )),
         };
         Self {
-            deny_executables,
-            allow_libraries,
+            deny_executables: config.deny_executables.clone(),
+            only_libraries: config.only_libraries.clone(),
+            allow_libraries: config.allow_libraries.clone(),
             refuse_filtered,
         }
     }
@@ -114,6 +116,15 @@ impl Policy {
         let why = self.refuse_filtered.as_ref()?;
         procfs::has_seccomp_filter(pid)
             .then(|| format!("{name} (pid {pid}) maps it and has a seccomp filter: {why}"))
+    }
+
+    /// Whether a library is none of those that may be hooked.
+    pub fn excludes(&self, library: &str) -> bool {
+        !self.only_libraries.is_empty()
+            && !self
+                .only_libraries
+                .iter()
+                .any(|pattern| matches(pattern, library))
     }
 
     /// Whether a library is hooked whoever maps it.
@@ -175,12 +186,14 @@ mod tests {
             survives: false,
             detail: "killed by signal 31".into(),
         };
-        let policy = Policy::new(
-            vec!["*/stackswitcher".into()],
-            vec!["/opt/ok/*".into()],
-            SeccompRule::Auto,
-            &dies,
-        );
+        let config = Config {
+            deny_executables: vec!["*/stackswitcher".into()],
+            allow_libraries: vec!["/opt/ok/*".into()],
+            only_libraries: vec!["/opt/*".into(), "/usr/lib/*".into()],
+            ..Config::default()
+        };
+        let policy = Policy::new(&config, &dies);
+        assert!(policy.excludes("/home/x/libcuda.so.1") && !policy.excludes("/usr/lib/libcuda.so.1"));
         let me = std::process::id();
         assert_eq!(
             policy.objection(me, Some("/opt/stackswitcher")),
@@ -193,7 +206,10 @@ mod tests {
             survives: true,
             ..dies
         };
-        assert!(!Policy::new(vec![], vec![], SeccompRule::Auto, &lives).can_change());
-        assert!(Policy::new(vec![], vec![], SeccompRule::Refuse, &lives).can_change());
+        let mut config = Config::default();
+        let policy = Policy::new(&config, &lives);
+        assert!(!policy.can_change() && !policy.excludes("/any/libcuda.so.1"));
+        config.seccomp_processes = SeccompRule::Refuse;
+        assert!(Policy::new(&config, &lives).can_change());
     }
 }

@@ -470,6 +470,9 @@ impl Finder {
         if let Some(off) = lock(&self.known).off() {
             return Some(off.to_string());
         }
+        if self.search.policy.excludes(&candidate.library.path) {
+            return Some("only_libraries does not name it".to_string());
+        }
         if self.search.policy.allows(&candidate.library.path) {
             return None;
         }

@@ -74,12 +74,7 @@ impl Search {
             folders: Vec::new(),
             wanted,
             interval: config.scan_interval.0,
-            policy: Policy::new(
-                config.deny_executables.clone(),
-                config.allow_libraries.clone(),
-                config.seccomp_processes,
-                &checks.preflight,
-            ),
+            policy: Policy::new(config, &checks.preflight),
             off_file: config.off_file.clone(),
             probes: config.probes,
             watch: config.watch,
