@@ -9,6 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
+use crate::host::safety::SeccompRule;
+
 /// A span of time as people write it: `500ms`, `10s`, `2min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
@@ -156,7 +158,13 @@ impl ToToml for PathBuf {
     }
 }
 
-impl ToToml for Vec<PathBuf> {
+impl ToToml for SeccompRule {
+    fn to_toml(&self) -> String {
+        self.to_string().to_toml()
+    }
+}
+
+impl<T: ToToml> ToToml for Vec<T> {
     fn to_toml(&self) -> String {
         let items: Vec<_> = self.iter().map(ToToml::to_toml).collect();
         format!("[{}]", items.join(", "))
@@ -219,7 +227,8 @@ configuration! {
     /// How often events are written to the spool, durably. What lies between two writes stays in
     /// the kernel's ring and survives a kill.
     flush_interval: Span = Span(Duration::from_secs(1)), "VRAMSCOPE_FLUSH_INTERVAL";
-    /// How often all processes are searched for CUDA libraries; new programs are looked at at once.
+    /// How often the list of processes is searched for new ones. Where the kernel tells of new
+    /// mappings (`watch`) all others are searched once a minute; where not, each time.
     scan_interval: Span = Span(Duration::from_secs(2)), "VRAMSCOPE_SCAN_INTERVAL";
     /// How often NVML is asked for the state of the cards.
     sample_interval: Span = Span(Duration::from_secs(10)), "VRAMSCOPE_SAMPLE_INTERVAL";
@@ -235,6 +244,27 @@ configuration! {
     /// Hook a whole library by one link where the kernel can (6.6 on); false: one perf event for
     /// each function, which every kernel can. Takes effect when the probes are made anew.
     uprobe_multi: bool = true, "VRAMSCOPE_UPROBE_MULTI";
+    /// Let the kernel tell of new mappings in all processes, so that a library is hooked within
+    /// milliseconds after it was loaded.
+    watch: bool = true, "VRAMSCOPE_WATCH";
+    /// Probe this host's programs. False: cards are sampled, and nothing is hooked.
+    probes: bool = true, "VRAMSCOPE_PROBES";
+    /// The kill switch: while this file exists nothing is probed. `vramscope-agent off` and `on`
+    /// make and remove it.
+    off_file: PathBuf = "/var/lib/vramscope/off".into(), "VRAMSCOPE_OFF_FILE";
+    /// Programs that are never probed, such as those that switch stacks in ways of their own:
+    /// patterns of their paths, where * is any text. While one runs, the libraries that it maps
+    /// are hooked for nobody. As a flag: a comma between them.
+    deny_executables: Vec<String> = Vec::new(), "VRAMSCOPE_DENY_EXECUTABLES", value_delimiter;
+    /// Libraries, and programs with a runtime inside, that may be hooked: patterns of their paths as
+    /// the processes see them. All if empty.
+    only_libraries: Vec<String> = Vec::new(), "VRAMSCOPE_ONLY_LIBRARIES", value_delimiter;
+    /// Libraries that are hooked whoever maps them, against deny_executables and
+    /// seccomp_processes: patterns of their paths.
+    allow_libraries: Vec<String> = Vec::new(), "VRAMSCOPE_ALLOW_LIBRARIES", value_delimiter;
+    /// Libraries that a process with a seccomp filter maps: auto hooks them unless a trial at the
+    /// start shows that this kernel kills such processes; hook, refuse.
+    seccomp_processes: SeccompRule = SeccompRule::Auto, "VRAMSCOPE_SECCOMP_PROCESSES";
     /// Read debug information for files and lines; takes seconds for large libraries.
     debug_symbols: bool = false, "VRAMSCOPE_DEBUG_SYMBOLS";
     /// Folder to read PCI devices' NUMA nodes from.

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_agent::config::{Config, Settings};
+use vramscope_agent::host::switch;
+use vramscope_agent::probes::preflight;
 use vramscope_agent::trace::Job;
 use vramscope_agent::{serve, status, trace};
 
@@ -63,6 +65,24 @@ enum Cmd {
     },
     /// Take the probes out of the kernel, after the agent was stopped for good.
     Detach,
+    /// Kill switch: no program of this host is probed, whether an agent runs or not, until `on`.
+    #[command(after_help = "Example:\n  vramscope-agent off --reason 'ticket 4711'")]
+    Off {
+        /// Kept in the file and shown by `status`, for whoever wonders.
+        #[arg(long, default_value = "by vramscope-agent off")]
+        reason: String,
+    },
+    /// Turn the kill switch back: a running agent probes again within a second.
+    On,
+    /// Try whether a return probe survives a seccomp filter on this kernel.
+    #[command(hide = true)]
+    Preflight {
+        /// Number of the system call that is forbidden.
+        #[arg(long, default_value_t = preflight::URETPROBE)]
+        forbid: u32,
+    },
+    #[command(hide = true, name = preflight::CHILD)]
+    PreflightChild { forbid: u32 },
 }
 
 const EXAMPLES: &str = "Examples:
@@ -107,7 +127,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = arguments.command else {
-        anyhow::bail!("say what to do: serve, trace, status or detach; see --help");
+        anyhow::bail!("say what to do: serve, trace, status, off, on or detach; see --help");
     };
     match command {
         Cmd::Serve => {
@@ -147,6 +167,26 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 ExitCode::from(3)
             });
         }
+        Cmd::Off { reason } => {
+            println!("off: {}", serve::switch_off(&config, &reason)?);
+        }
+        Cmd::On => {
+            let was_off = switch::turn_on(&config.off_file)?;
+            let file = config.off_file.display();
+            println!(
+                "{}",
+                if was_off {
+                    format!("on: removed {file}")
+                } else {
+                    format!("was on: there is no {file}")
+                }
+            );
+        }
+        Cmd::Preflight { forbid } => {
+            let preflight = preflight::attempt(forbid)?;
+            println!("{}", serde_json::to_string(&preflight)?);
+        }
+        Cmd::PreflightChild { forbid } => return Ok(ExitCode::from(preflight::child(forbid))),
         Cmd::Detach => {
             let found = serve::detach(&config.pin_path)?;
             let path = config.pin_path.display();

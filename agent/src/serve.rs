@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tracing::{info, warn};
@@ -18,16 +18,22 @@ use crate::host::clock;
 use crate::host::discovery::{Discovery, Everyone, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
+use crate::host::switch;
 use crate::output::Spool;
 use crate::probes::bpf;
 use crate::probes::channel::Channel;
+use crate::probes::features::Checks;
 use crate::ship::{self, Shipment};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
 use crate::spool::room::Room;
+use crate::status;
 
 /// How long the last files may take to reach the collector after a stop.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a running agent may take to take its probes out.
+const SWITCH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs the daemon until SIGINT or SIGTERM.
 pub fn serve(config: Config) -> anyhow::Result<()> {
@@ -53,7 +59,9 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .and_then(|frame| frame.state.waiting.next_seq)
         .unwrap_or(1);
 
-    let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq, config.uprobe_multi)?;
+    let checks = Checks::run(config.uprobe_multi)?;
+    let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
+    let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq, uprobe_multi)?;
     let mut resumed = resume(frames, &channel, &host);
     if journal.was_damaged() {
         let window = resumed.state.window.get_or_insert_with(Counts::begin);
@@ -64,12 +72,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     } else {
         resumed.next_batch_seq
     };
-    let search = Search {
-        files: config.libraries.clone(),
-        folders: Vec::new(),
-        wanted: Box::new(Everyone),
-        interval: config.scan_interval.0,
-    };
+    let search = Search::configured(&config, checks, Box::new(Everyone));
     let discovery = Discovery::start(probes, search)?;
     if discovery.known().libraries().is_empty() {
         info!(
@@ -285,6 +288,37 @@ pub fn detach(pin_path: &Path) -> anyhow::Result<bool> {
     let _lock =
         lock(&pin_lock_path(pin_path)).context("an agent runs with these probes; stop it first")?;
     bpf::remove_pins(pin_path)
+}
+
+/// Turns the kill switch off and sees to it that nothing is probed. Gives what happened.
+pub fn switch_off(config: &Config, reason: &str) -> anyhow::Result<String> {
+    switch::turn_off(&config.off_file, reason)?;
+    let file = config.off_file.display();
+    let Ok(_lock) = lock(&pin_lock_path(&config.pin_path)) else {
+        let end = Instant::now() + SWITCH_LIMIT;
+        while Instant::now() < end {
+            let status = status::read(&config.spool);
+            if status.is_ok_and(|(status, _)| status.discovery.off.is_some()) {
+                return Ok(format!(
+                    "the running agent has taken its probes out ({file})"
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        bail!(
+            "{file} is written, but the running agent has not said within {} s that its probes are out; stop it and run `vramscope-agent detach`",
+            SWITCH_LIMIT.as_secs()
+        );
+    };
+    let found = bpf::remove_pins(&config.pin_path)?;
+    Ok(if found {
+        format!(
+            "took the probes below {} out; agents stay off while {file} exists",
+            config.pin_path.display()
+        )
+    } else {
+        format!("no probes were in the kernel; agents stay off while {file} exists")
+    })
 }
 
 /// Says what is missing before anything fails for a less clear reason.

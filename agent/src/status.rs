@@ -9,6 +9,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::host::clock;
+use crate::host::discovery::Report;
 use crate::host::identity::Host;
 use crate::output::Checkpoint;
 use crate::probes::hooks::Class;
@@ -37,6 +38,8 @@ pub struct Status {
     pub libraries: Vec<String>,
     pub hooked: usize,
     pub not_hooked: usize,
+    /// How processes are found, and what this kernel can do.
+    pub discovery: Report,
     /// Share of the ring that waits to be written, 0..1.
     pub ring_fill: f64,
     /// Files that no collector has acknowledged.
@@ -85,6 +88,7 @@ pub fn write(
         libraries: known.libraries(),
         hooked,
         not_hooked,
+        discovery: known.report(),
         ring_fill: checkpoint.ring_fill,
         spool_files: room.usage().files() as usize,
         spool_bytes: room.usage().bytes(),
@@ -109,6 +113,60 @@ pub fn read(spool: &Path) -> anyhow::Result<(Status, bool)> {
         serde_json::from_slice(&bytes).with_context(|| format!("{} is damaged", path.display()))?;
     let running = crate::serve::is_locked(spool);
     Ok((status, running))
+}
+
+fn discovery(text: &mut String, report: &Report) {
+    let probes = report.off.as_deref().unwrap_or("on");
+    let _ = writeln!(text, "  probes         {probes}");
+    for (library, reason) in &report.refused {
+        if report.off.as_ref() != Some(reason) {
+            let _ = writeln!(text, "  refused        {library}: {reason}");
+        }
+    }
+    let _ = writeln!(text, "  new mappings   {}", report.watch);
+    if report.watch_lost > 0 {
+        let lost = report.watch_lost;
+        let _ = writeln!(
+            text,
+            "                 {lost} records were lost; all processes were searched instead"
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  searches       {}, {} processes' mappings read",
+        report.scans, report.maps_read
+    );
+    let Some(checks) = &report.checks else {
+        return;
+    };
+    let hooks = if report.uprobe_multi {
+        "one link for a whole library"
+    } else {
+        "a perf event for each function"
+    };
+    let _ = writeln!(text, "  kernel         {}: {hooks}", checks.features.kernel);
+    for feature in &checks.features.features {
+        let has = if feature.available { "yes" } else { "no " };
+        let reason = feature.reason.as_ref();
+        let reason = reason.map(|reason| format!(" ({reason})"));
+        let _ = writeln!(
+            text,
+            "    {has} {:<14} {}{}",
+            feature.name,
+            feature.used,
+            reason.unwrap_or_default()
+        );
+    }
+    let has = if checks.preflight.survives {
+        "yes"
+    } else {
+        "no "
+    };
+    let _ = writeln!(
+        text,
+        "    {has} {:<14} {}",
+        "seccomp", checks.preflight.detail
+    );
 }
 
 /// The printed form.
@@ -154,6 +212,7 @@ pub fn text(status: &Status, running: bool) -> String {
     for library in &status.libraries {
         let _ = writeln!(text, "                 {library}");
     }
+    discovery(&mut text, &status.discovery);
     let _ = writeln!(
         text,
         "  ring           {:.1} % full",

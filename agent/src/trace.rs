@@ -18,6 +18,7 @@ use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
 use crate::output::TraceFolder;
 use crate::probes::bpf;
+use crate::probes::features::Checks;
 use crate::serve;
 use crate::summary::{self, Summary};
 
@@ -52,13 +53,15 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
     )?;
     // Before any thread starts: each would take signals for itself otherwise.
     let signals = Signals::take_over()?;
-    let (probes, channel) = bpf::load_unpinned(config.uprobe_multi)?;
+    let checks = Checks::run(config.uprobe_multi)?;
+    let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
+    let (probes, channel) = bpf::load_unpinned(uprobe_multi)?;
+    // Other processes are none of our business, and hooking their libraries would only cost them.
+    let wanted = Box::new(Descendants::asked_anew());
     let search = Search {
-        files: config.libraries.clone(),
         folders: library_path(),
-        // Other processes are none of our business, and hooking their libraries would only cost them.
-        wanted: Box::new(Descendants::asked_anew()),
         interval: Duration::from_millis(250),
+        ..Search::configured(&config, checks, wanted)
     };
     let discovery = Discovery::start(probes, search)?;
     let sampler = Sampler::start(

@@ -79,8 +79,8 @@ pub struct Engine {
     output: Box<dyn Output>,
     filter: Option<Box<dyn Filter>>,
     observer: Option<Box<dyn Observer>>,
-    /// How many hooks a process's last row told of.
-    reported_coverage: HashMap<u32, usize>,
+    /// The mark of the hooks that a process's last row told of.
+    reported_coverage: HashMap<u32, u64>,
     window: Window,
     totals: Totals,
     lost_reported: Losses,
@@ -207,6 +207,8 @@ impl Engine {
             self.last_report = Instant::now();
             self.report_mapped();
         }
+        // Nobody knows how many calls are missed while the probes are out.
+        self.window.counts.switched_off |= self.discovery.known().off().is_some();
         if self.clock.refresh() || self.window.is_over(self.config.window.0) {
             // Together, so that what this flush drops is told by this window.
             self.flush(true);
@@ -341,6 +343,9 @@ impl Engine {
         }
         if self.ledger.get(call.tgid).is_none() {
             let seen = self.discovery.known().seen(call.tgid).cloned();
+            if seen.is_none() {
+                self.discovery.meet(call.tgid);
+            }
             let seen = seen.map(|seen| (seen.start, seen.program));
             self.ledger.meet(call.tgid, call.enter_ns, seen);
             self.report_process(call.tgid);

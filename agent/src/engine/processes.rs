@@ -34,7 +34,7 @@ impl Engine {
         let mapped = self.discovery.known().pids();
         for pid in mapped {
             let is_known = self.ledger.get(pid).is_some();
-            let hooks = self.discovery.known().coverage(pid).len();
+            let hooks = self.discovery.known().coverage_mark(pid);
             let is_reported = self.reported_coverage.get(&pid) == Some(&hooks);
             if is_known && is_reported {
                 continue;
@@ -110,7 +110,8 @@ impl Engine {
 
     fn report(&mut self, process: Reported, ended_ns: Option<i64>) {
         let coverage = self.discovery.known().coverage(process.pid);
-        self.reported_coverage.insert(process.pid, coverage.len());
+        let mark = self.discovery.known().coverage_mark(process.pid);
+        self.reported_coverage.insert(process.pid, mark);
         self.rows.processes.push(ProcessRow {
             ts_ns: clock::realtime_ns() as i64,
             process_id: process.process_id,
@@ -119,6 +120,7 @@ impl Engine {
             command: process.program.command,
             started_ns: Some(process.start.wall_ns()),
             ended_ns,
+            container: process.program.container.clone(),
             coverage,
         });
     }

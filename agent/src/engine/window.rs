@@ -37,6 +37,8 @@ pub struct Counts {
     pub no_room: BTreeMap<String, u64>,
     /// How far the wall clock was set, if it was.
     pub clock_step_ns: Option<i64>,
+    /// For a time the probes were switched off, and nobody knows how many calls that were.
+    pub switched_off: bool,
 }
 
 impl Counts {
@@ -54,6 +56,7 @@ impl Counts {
             gap: false,
             no_room: BTreeMap::new(),
             clock_step_ns: None,
+            switched_off: false,
         }
     }
 
@@ -85,6 +88,9 @@ impl Counts {
         }
         if self.gap {
             lost.push(("restart_gap", 0));
+        }
+        if self.switched_off {
+            lost.push(("switched_off", 0));
         }
         lost
     }

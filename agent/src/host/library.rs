@@ -38,6 +38,17 @@ pub struct Library {
     /// Path that opens it.
     pub open_path: PathBuf,
     pub layer: Layer,
+    /// A program with a runtime linked into it, rather than a library.
+    pub is_program: bool,
+}
+
+/// What a program's symbols tell of a runtime linked into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StaticRuntime {
+    Present,
+    Absent,
+    /// It has no symbol table to look in.
+    Stripped,
 }
 
 /// Which layer a file of that path belongs to, if any.
@@ -65,10 +76,28 @@ impl Library {
             path: display,
             open_path: path.to_path_buf(),
             layer,
+            is_program: false,
         })
     }
 
-    /// File offsets of the hooked functions that the library exports.
+    /// Looks for a runtime inside a program.
+    pub fn static_runtime(&self) -> anyhow::Result<StaticRuntime> {
+        if !self.function_offsets()?.is_empty() {
+            return Ok(StaticRuntime::Present);
+        }
+        let file =
+            File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
+        let cache = ReadCache::new(file);
+        let elf = object::read::elf::ElfFile64::<Endianness, _>::parse(&cache)?;
+        Ok(if elf.symbols().next().is_some() {
+            StaticRuntime::Absent
+        } else {
+            StaticRuntime::Stripped
+        })
+    }
+
+    /// File offsets of the hooked functions that the library exports, or that the program
+    /// contains.
     pub fn function_offsets(&self) -> anyhow::Result<HashMap<&'static str, u64>> {
         let file =
             File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
@@ -78,14 +107,17 @@ impl Library {
         let endian = elf.endian();
         let segments = elf.elf_header().program_headers(endian, &cache)?;
         let mut offsets = HashMap::new();
-        for symbol in elf.dynamic_symbols() {
+        // A program exports little: its own functions are in the full table alone.
+        let inner = self.is_program.then(|| elf.symbols());
+        for symbol in elf.dynamic_symbols().chain(inner.into_iter().flatten()) {
             if !symbol.is_definition() {
                 continue;
             }
             let Ok(name) = symbol.name() else { continue };
-            let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else {
-                continue;
-            };
+            let hook = HOOKS
+                .iter()
+                .find(|hook| hook.layer == self.layer && hook.symbol == name);
+            let Some(hook) = hook else { continue };
             let address = symbol.address();
             let segment = segments.iter().find(|segment| {
                 let start = segment.p_vaddr(endian);

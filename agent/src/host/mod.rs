@@ -2,9 +2,15 @@
 
 pub mod bpffs;
 pub mod clock;
+pub mod container;
 pub mod discovery;
 pub mod gpu;
 pub mod identity;
 pub mod library;
 pub mod numa;
+pub mod perf;
 pub mod procfs;
+pub mod realfile;
+pub mod safety;
+pub mod switch;
+pub mod watch;

@@ -4,6 +4,9 @@
 use std::fs;
 use std::path::PathBuf;
 
+use super::container::Container;
+use super::library::FileId;
+
 /// Fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
@@ -70,14 +73,24 @@ pub fn command(pid: u32) -> Option<String> {
     Some(words.join(" ")).filter(|command| !command.is_empty())
 }
 
-/// One variable of the environment the process was started with.
-pub fn environment_variable(pid: u32, name: &str) -> Option<String> {
-    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    bytes.split(|b| *b == 0).find_map(|entry| {
-        let entry = String::from_utf8_lossy(entry);
-        let (key, value) = entry.split_once('=')?;
-        (key == name).then(|| value.to_string())
+/// Variables of the environment the process was started with.
+fn environment_variables<const N: usize>(pid: u32, names: [&str; N]) -> [Option<String>; N] {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    names.map(|name| {
+        bytes.split(|b| *b == 0).find_map(|entry| {
+            let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(String::from_utf8_lossy(value).into_owned())
+        })
     })
+}
+
+/// Whether system calls of the process go through a seccomp filter.
+pub fn has_seccomp_filter(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"))
+        .is_some_and(|mode| mode.trim() == "2")
 }
 
 /// What a process runs.
@@ -89,16 +102,29 @@ pub struct Program {
     pub visible_devices: Option<String>,
     /// `CUDA_DEVICE_ORDER` it was started with.
     pub device_order: Option<String>,
+    /// The container it runs in.
+    pub container: Container,
 }
 
 impl Program {
     /// All `None` if the process is gone.
     pub fn of(pid: u32) -> Self {
+        let [visible_devices, device_order, pod, namespace] = environment_variables(
+            pid,
+            [
+                "CUDA_VISIBLE_DEVICES",
+                "CUDA_DEVICE_ORDER",
+                "POD_NAME",
+                "POD_NAMESPACE",
+            ],
+        );
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         Self {
             exe: exe(pid),
             command: command(pid),
-            visible_devices: environment_variable(pid, "CUDA_VISIBLE_DEVICES"),
-            device_order: environment_variable(pid, "CUDA_DEVICE_ORDER"),
+            visible_devices,
+            device_order,
+            container: Container::parse(&cgroup, pod, namespace),
         }
     }
 }
@@ -120,6 +146,15 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// Device and inode as the kernel lists them. On an overlay they may be those of either side,
+    /// by the kernel's version: good for knowing a mapping again, and for nothing else.
+    pub fn file_id(&self) -> FileId {
+        FileId {
+            device: self.device,
+            inode: self.inode,
+        }
+    }
+
     /// A name that opens the mapped file itself, also in another mount namespace and after the
     /// file was replaced.
     pub fn open_path(&self, pid: u32) -> PathBuf {

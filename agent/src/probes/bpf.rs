@@ -19,6 +19,8 @@ use anyhow::{Context, bail};
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
 
+use aya::programs::raw_trace_point::RawTracePointLinkId;
+use aya::programs::uprobe::UProbeLinkId;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProbeKind, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader};
@@ -42,7 +44,7 @@ const MAPS: [&str; 6] = [
     "GENERATION",
     "LOST",
 ];
-const TRACEPOINTS: [(&str, &str); 2] = [
+pub(super) const TRACEPOINTS: [(&str, &str); 2] = [
     ("exec", "sched_process_exec"),
     ("exit", "sched_process_exit"),
 ];
@@ -60,33 +62,35 @@ pub struct Attachment {
 
 /// Programs in the kernel and what they are attached to.
 pub struct Probes {
-    programs: Programs,
+    pub(super) programs: Programs,
     /// Folder of the pins, `None` in the unpinned form.
-    pins: Option<PathBuf>,
-    attached: HashMap<FileId, Vec<Attachment>>,
+    pub(super) pins: Option<PathBuf>,
+    pub(super) attached: HashMap<FileId, Vec<Attachment>>,
     /// Programs for links that hook a whole library, where the kernel has them.
-    multi: Option<Multi>,
-    /// Such links of the unpinned form.
-    links: Vec<OwnedFd>,
+    pub(super) multi: Option<Multi>,
+    /// Such links of the unpinned form, the other links of that form, and those to tracepoints.
+    pub(super) links: Vec<(FileId, OwnedFd)>,
+    pub(super) perf_links: Vec<(FileId, &'static str, UProbeLinkId)>,
+    pub(super) tracepoint_links: Vec<(&'static str, RawTracePointLinkId)>,
 }
 
-struct Multi {
+pub(super) struct Multi {
     enter: OwnedFd,
     leave: OwnedFd,
 }
 
-enum Programs {
+pub(super) enum Programs {
     Loaded(Box<Ebpf>),
     Pinned(Box<Pinned>),
 }
 
-struct Pinned {
+pub(super) struct Pinned {
     enter: UProbe,
     leave: UProbe,
 }
 
 impl Programs {
-    fn get(&mut self, name: &str) -> anyhow::Result<&mut UProbe> {
+    pub(super) fn get(&mut self, name: &str) -> anyhow::Result<&mut UProbe> {
         match self {
             Programs::Loaded(ebpf) => {
                 let program = ebpf
@@ -110,13 +114,15 @@ pub fn load_unpinned(uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
     let multi = load_multi(&ebpf, uprobe_multi);
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
-    attach_tracepoints(&mut ebpf, None)?;
+    let tracepoint_links = attach_tracepoints(&mut ebpf, None)?;
     let probes = Probes {
         programs: Programs::Loaded(Box::new(ebpf)),
         pins: None,
         attached: HashMap::new(),
         multi,
         links: Vec::new(),
+        perf_links: Vec::new(),
+        tracepoint_links,
     };
     Ok((probes, channel))
 }
@@ -148,6 +154,15 @@ pub fn load_pinned(
         }
         for name in ["enter", "leave"] {
             let program: &mut UProbe = ebpf
+                .program_mut(name)
+                .context("no such BPF program")?
+                .try_into()?;
+            program
+                .pin(pins.join(name))
+                .with_context(|| format!("failed to pin program {name}"))?;
+        }
+        for (name, _) in TRACEPOINTS {
+            let program: &mut RawTracePoint = ebpf
                 .program_mut(name)
                 .context("no such BPF program")?
                 .try_into()?;
@@ -189,6 +204,8 @@ pub fn load_pinned(
             attached: HashMap::new(),
             multi,
             links: Vec::new(),
+            perf_links: Vec::new(),
+            tracepoint_links: Vec::new(),
         },
         channel,
     ))
@@ -299,7 +316,11 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn attach_tracepoints(ebpf: &mut Ebpf, links: Option<&Path>) -> anyhow::Result<()> {
+pub(super) fn attach_tracepoints(
+    ebpf: &mut Ebpf,
+    links: Option<&Path>,
+) -> anyhow::Result<Vec<(&'static str, RawTracePointLinkId)>> {
+    let mut kept = Vec::new();
     for (name, tracepoint) in TRACEPOINTS {
         let program: &mut RawTracePoint = ebpf
             .program_mut(name)
@@ -312,9 +333,11 @@ fn attach_tracepoints(ebpf: &mut Ebpf, links: Option<&Path>) -> anyhow::Result<(
             let link: FdLink = program.take_link(id)?.into();
             link.pin(links.join(tracepoint))
                 .with_context(|| format!("failed to pin the link to {tracepoint}"))?;
+        } else {
+            kept.push((name, id));
         }
     }
-    Ok(())
+    Ok(kept)
 }
 
 fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<MapData> {
@@ -428,7 +451,7 @@ impl Probes {
             match pin {
                 Some(pin) => multi::pin(&link, &pin)
                     .with_context(|| format!("failed to pin {}", pin.display()))?,
-                None => links.push(link),
+                None => links.push((library.id, link)),
             }
         }
         self.links.extend(links);
@@ -460,6 +483,8 @@ impl Probes {
                 let link: FdLink = program.take_link(id)?.try_into()?;
                 link.pin(&pin)
                     .with_context(|| format!("failed to pin {}", pin.display()))?;
+            } else {
+                self.perf_links.push((library.id, name, id));
             }
         }
         Ok(())

@@ -3,11 +3,15 @@
 
 pub mod bpf;
 pub mod channel;
+mod detach;
+pub mod features;
 pub mod hooks;
 mod multi;
 pub mod order;
+pub mod preflight;
 pub mod record;
 pub mod ring;
+pub mod samefile;
 mod site;
 
 pub use record::{Event, TracedCall};

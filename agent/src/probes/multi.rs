@@ -7,7 +7,7 @@
 //! events.
 
 use std::collections::HashSet;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -21,7 +21,9 @@ const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
-const BPF_TRACE_UPROBE_MULTI: u32 = 48;
+pub(super) const BPF_TRACE_UPROBE_MULTI: u32 = 48;
+/// Programs for perf events name none.
+pub(super) const NO_ATTACH_TYPE: u32 = 0;
 const BPF_F_UPROBE_MULTI_RETURN: u32 = 1;
 
 /// The part of `union bpf_attr` that loading a program needs.
@@ -98,17 +100,34 @@ pub fn load(object: &[u8], maps: &[(String, RawFd)], name: &str) -> anyhow::Resu
         .get(name)
         .with_context(|| format!("no BPF program {name:?} in the object"))?;
     let function = &object.functions[&program.function_key()];
+    load_instructions(
+        function.instructions.as_ptr().cast(),
+        function.instructions.len(),
+        &program.license,
+        BPF_TRACE_UPROBE_MULTI,
+    )
+    .with_context(|| format!("the kernel refused BPF program {name} for uprobe-multi links"))
+}
+
+/// Loads a uprobe program. `instructions` points to `count` of the kernel's eight-byte
+/// instructions, which the verifier checks.
+pub(super) fn load_instructions(
+    instructions: *const u8,
+    count: usize,
+    license: &CStr,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
     let attributes = ProgLoad {
         prog_type: BPF_PROG_TYPE_KPROBE,
-        insn_cnt: function.instructions.len() as u32,
-        insns: function.instructions.as_ptr() as u64,
-        license: program.license.as_ptr() as u64,
-        expected_attach_type: BPF_TRACE_UPROBE_MULTI,
+        insn_cnt: count as u32,
+        insns: instructions as u64,
+        license: license.as_ptr() as u64,
+        expected_attach_type: attach_type,
         ..ProgLoad::default()
     };
-    // SAFETY: all pointers in the attributes live until the call is over.
+    // SAFETY: all pointers in the attributes live until the call is over; a pointer that is not
+    // valid makes the call fail.
     unsafe { bpf_fd(BPF_PROG_LOAD, &attributes) }
-        .with_context(|| format!("the kernel refused BPF program {name} for uprobe-multi links"))
 }
 
 /// Hooks all sites of a file with one link; entries, or returns.
@@ -163,7 +182,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
 
 /// # Safety
 /// `attributes` is what `command` takes, and its pointers are valid.
-unsafe fn bpf<T>(command: i64, attributes: &T) -> io::Result<i32> {
+pub(super) unsafe fn bpf<T>(command: i64, attributes: &T) -> io::Result<i32> {
     // SAFETY: as promised by the caller; the kernel reads `size_of::<T>()` bytes.
     let result = unsafe {
         libc::syscall(
@@ -182,7 +201,7 @@ unsafe fn bpf<T>(command: i64, attributes: &T) -> io::Result<i32> {
 
 /// # Safety
 /// As `bpf`, for commands that give a file descriptor.
-unsafe fn bpf_fd<T>(command: i64, attributes: &T) -> io::Result<OwnedFd> {
+pub(super) unsafe fn bpf_fd<T>(command: i64, attributes: &T) -> io::Result<OwnedFd> {
     // SAFETY: as promised by the caller.
     let fd = unsafe { bpf(command, attributes) }?;
     // SAFETY: the kernel has just made it, and nobody else has it.

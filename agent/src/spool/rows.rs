@@ -68,6 +68,7 @@ pub struct ProcessRow {
     pub command: Option<String>,
     pub started_ns: Option<i64>,
     pub ended_ns: Option<i64>,
+    pub container: crate::host::container::Container,
     pub coverage: Vec<crate::host::discovery::Coverage>,
 }
 
@@ -231,6 +232,12 @@ pub mod samples {
                 command: None,
                 started_ns: Some(1),
                 ended_ns: None,
+                container: crate::host::container::Container {
+                    id: Some("c".into()),
+                    pod_uid: None,
+                    pod: Some("p".into()),
+                    namespace: None,
+                },
                 coverage: vec![crate::host::discovery::Coverage {
                     library: "libcuda.so.1".into(),
                     symbol: "cuMemAlloc_v2",

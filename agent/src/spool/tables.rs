@@ -228,6 +228,15 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         ("command", column!(rows, text, |r| r.command.as_deref())),
         ("started", column!(rows, time, |r| r.started_ns)),
         ("ended", column!(rows, time, |r| r.ended_ns)),
+        (
+            "container_id",
+            column!(rows, text, |r| r.container.id.clone()),
+        ),
+        ("pod", column!(rows, text, |r| r.container.pod.clone())),
+        (
+            "namespace",
+            column!(rows, text, |r| r.container.namespace.clone()),
+        ),
         ("coverage", coverage_list),
     ];
     build(Table::Processes, rows.len(), origin, columns)

@@ -2,6 +2,10 @@
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod daemon;
+mod discovery;
+mod program;
+mod safety;
 mod serve;
 mod standins;
 mod trace;

@@ -44,6 +44,10 @@ impl Bench {
             .unwrap_or_else(|error| panic!("{error}; build them with `cargo xtask build`"));
     }
 
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
     pub fn libraries(&self) -> PathBuf {
         self.root.path().join("lib")
     }

@@ -1,0 +1,258 @@
+//! A program under the tests' control: it loads the stand-ins when told to, and allocates when told
+//! to, so that no test has to hope that the agent was quick enough.
+//!
+//! It is this very test program, run again with one ignored test. It also has a runtime inside, as
+//! a program with a statically linked one has.
+
+use std::ffi::{CString, c_int, c_void};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use crate::standins::Bench;
+
+type Call1 = unsafe extern "C" fn(usize) -> c_int;
+type Call2 = unsafe extern "C" fn(usize, usize) -> c_int;
+
+/// Which libraries it loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    Shared,
+    /// The one inside the program.
+    Inside,
+}
+
+/// A running program.
+pub struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// The command that runs it, for a shell line; the environment is to be set by [`Self::start`].
+    pub fn command_line(exe: &Path) -> String {
+        format!(
+            "{} --ignored --exact program::run_as_told --nocapture",
+            exe.display()
+        )
+    }
+
+    pub fn exe() -> PathBuf {
+        std::env::current_exe().unwrap()
+    }
+
+    /// A copy of it in the test's folder: no other test's program is this file.
+    pub fn copy(bench: &Bench, name: &str) -> PathBuf {
+        let copy = bench.root().join(name);
+        std::fs::copy(Self::exe(), &copy).unwrap();
+        copy
+    }
+
+    /// Starts it in a shell, after `before` (`mount` commands, say) was run there.
+    pub fn start(before: &str, exe: &Path, libraries: &Path, books: &Path) -> Self {
+        let line = format!("set -e; {before}\nexec {}", Self::command_line(exe));
+        Self::start_shell(&line, libraries, books)
+    }
+
+    pub fn start_shell(line: &str, libraries: &Path, books: &Path) -> Self {
+        let mut child = Command::new("sh")
+            .args(["-c", line])
+            .env("LD_LIBRARY_PATH", libraries)
+            .env("VRAMSCOPE_FAKE_DIR", books)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self {
+            child,
+            input,
+            output,
+        }
+    }
+
+    /// The program's own pid: the shell became it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Tells it something and waits until it is done.
+    pub fn tell(&mut self, what: &str) {
+        writeln!(self.input, "{what}").unwrap();
+        let mut line = String::new();
+        // The test harness writes lines of its own.
+        while !line.starts_with("done ") {
+            line.clear();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert!(read > 0, "the program ended before it did {what:?}");
+        }
+        assert_eq!(line.trim(), format!("done {what}"));
+    }
+
+    /// Lets it load the libraries.
+    pub fn load(&mut self, runtime: Runtime) {
+        self.tell(match runtime {
+            Runtime::Shared => "shared",
+            Runtime::Inside => "inside",
+        });
+    }
+
+    /// Lets it end by itself.
+    pub fn end(mut self) {
+        drop(self.input);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+/// The driver's functions for the runtime inside.
+static DRIVER: OnceLock<usize> = OnceLock::new();
+
+fn symbol(library: usize, name: &str) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    // SAFETY: a handle that dlopen gave, and a C string.
+    let address = unsafe { libc::dlsym(library as *mut c_void, name.as_ptr()) };
+    assert!(!address.is_null(), "{name:?} is missing");
+    address
+}
+
+fn open(name: &str) -> usize {
+    let c_name = CString::new(name).unwrap();
+    // SAFETY: a C string; the library is one of ours.
+    let library = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    assert!(!library.is_null(), "{name} cannot be loaded");
+    library as usize
+}
+
+/// The runtime inside: its name is what a static runtime's function has in the symbol table.
+///
+/// # Safety
+/// `address` points to room for an address.
+#[unsafe(export_name = "cudaMalloc")]
+#[inline(never)]
+pub unsafe extern "C" fn cuda_malloc(address: *mut usize, bytes: usize) -> c_int {
+    let driver = *DRIVER.get().expect("the driver is loaded first");
+    // SAFETY: the driver's function of that name has this signature.
+    let alloc: Call2 = unsafe { std::mem::transmute(symbol(driver, "cuMemAlloc_v2")) };
+    // SAFETY: as promised by the caller.
+    unsafe { alloc(address as usize, bytes) }
+}
+
+/// As above.
+///
+/// # Safety
+/// The address is one that [`cuda_malloc`] gave.
+#[unsafe(export_name = "cudaFree")]
+#[inline(never)]
+pub unsafe extern "C" fn cuda_free(address: usize) -> c_int {
+    let driver = *DRIVER.get().expect("the driver is loaded first");
+    // SAFETY: the driver's function of that name has this signature.
+    let free: Call1 = unsafe { std::mem::transmute(symbol(driver, "cuMemFree_v2")) };
+    // SAFETY: as promised by the caller.
+    unsafe { free(address) }
+}
+
+fn set_filter() {
+    let mut filter = [libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k: libc::SECCOMP_RET_ALLOW,
+    }];
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: filter.as_mut_ptr(),
+    };
+    // For all threads: /proc shows the filter of the first one.
+    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+    // SAFETY: the program and its instruction live until the calls are over.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        let set = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
+        assert_eq!(set, 0);
+    }
+}
+
+#[test]
+#[ignore = "the program that other tests run"]
+fn run_as_told() {
+    let mut malloc: Option<Call2> = None;
+    let mut free: Option<Call1> = None;
+    let mut pids = Vec::new();
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["shared"] => {
+                let runtime = open("libcudart.so.13");
+                open("libcuda.so.1");
+                // SAFETY: the runtime's functions of these names have these signatures.
+                unsafe {
+                    malloc = Some(std::mem::transmute(symbol(runtime, "cudaMalloc")));
+                    free = Some(std::mem::transmute(symbol(runtime, "cudaFree")));
+                }
+            }
+            ["inside"] => {
+                let driver = open("libcuda.so.1");
+                DRIVER.set(driver).unwrap();
+                let mut context = 0usize;
+                // SAFETY: the driver's functions of these names have these signatures.
+                unsafe {
+                    let init: Call1 = std::mem::transmute(symbol(driver, "cuInit"));
+                    let retain: Call2 =
+                        std::mem::transmute(symbol(driver, "cuDevicePrimaryCtxRetain"));
+                    let set: Call1 = std::mem::transmute(symbol(driver, "cuCtxSetCurrent"));
+                    assert_eq!(init(0), 0);
+                    assert_eq!(retain(&raw mut context as usize, 0), 0);
+                    assert_eq!(set(context), 0);
+                    malloc = Some(std::mem::transmute(cuda_malloc as *const ()));
+                    free = Some(std::mem::transmute(cuda_free as *const ()));
+                }
+            }
+            // From now on its system calls go through a filter that lets all of them pass.
+            ["filter"] => set_filter(),
+            // Allocates so many blocks, and frees every second.
+            ["alloc", count, bytes] => {
+                let (count, bytes): (usize, usize) =
+                    (count.parse().unwrap(), bytes.parse().unwrap());
+                for index in 0..count {
+                    let mut address = 0usize;
+                    // SAFETY: the address points to room for one.
+                    let result =
+                        unsafe { malloc.expect("loaded")(&raw mut address as usize, bytes) };
+                    assert_eq!(result, 0);
+                    if index % 2 == 1 {
+                        // SAFETY: given by the call above.
+                        assert_eq!(unsafe { free.expect("loaded")(address) }, 0);
+                    }
+                }
+            }
+            // Starts a child that allocates the same and ends.
+            ["fork", count, bytes] => {
+                // SAFETY: the child makes calls of the stand-ins alone and ends without handlers.
+                let pid = unsafe { libc::fork() };
+                if pid == 0 {
+                    let (count, bytes): (usize, usize) =
+                        (count.parse().unwrap(), bytes.parse().unwrap());
+                    for _ in 0..count {
+                        let mut address = 0usize;
+                        // SAFETY: as above.
+                        unsafe { malloc.expect("loaded")(&raw mut address as usize, bytes) };
+                    }
+                    // SAFETY: ends this process.
+                    unsafe { libc::_exit(0) };
+                }
+                pids.push(pid);
+            }
+            _ => panic!("{line:?} is nothing this program can do"),
+        }
+        for pid in pids.drain(..) {
+            // SAFETY: our own child.
+            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        }
+        println!("done {line}");
+        std::io::stdout().flush().unwrap();
+    }
+}
