@@ -53,10 +53,10 @@ fn runtime_calls_answer_as_documented() {
     }
 }
 
-struct Library(*mut c_void);
+pub struct Library(*mut c_void);
 
 impl Library {
-    fn open(name: &str) -> Self {
+    pub fn open(name: &str) -> Self {
         let path = standins()
             .join(name)
             .into_os_string()
@@ -69,7 +69,7 @@ impl Library {
         Self(handle)
     }
 
-    fn address(&self, name: &CStr) -> *mut c_void {
+    pub fn address(&self, name: &CStr) -> *mut c_void {
         // SAFETY: an open handle and a string with its zero byte.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         assert!(!address.is_null(), "{name:?}");
@@ -89,6 +89,7 @@ macro_rules! call {
         }
     }};
 }
+pub(crate) use call;
 
 #[test]
 #[ignore = "run by driver_calls_answer_as_documented"]

@@ -184,7 +184,7 @@ fn a_process_number_given_out_again_is_another_process() {
     let output = bench.workload("pid-reuse").output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
     if complaint.contains("CAP_CHECKPOINT_RESTORE") {
-        let _ = writeln!(std::io::stderr(), "skipped: {complaint}");
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {complaint}");
         return;
     }
     assert!(output.status.success(), "{complaint}");

@@ -353,6 +353,28 @@ fn a_contexts_end_frees_what_was_made_in_it() {
     assert_ledger(&bench.ledger(Layer::Driver), &expected);
 }
 
+#[test]
+fn a_reset_frees_what_the_device_holds_but_for_its_pools() {
+    let bench = Bench::new();
+    succeed(&mut bench.workload("device-reset"));
+    let device = Expected {
+        allocations: 2,
+        frees: 1,
+        allocated: 12 * MIB,
+        freed: 8 * MIB,
+        peak: 8 * MIB,
+        ..Expected::NONE
+    };
+    for layer in [Layer::Driver, Layer::Runtime] {
+        let expected = [
+            (0, Kind::Device, device),
+            (0, Kind::PinnedHost, Expected::ended(1, 2 * MIB, 2 * MIB)),
+            (0, Kind::Pool, Expected::held(3 * MIB)),
+        ];
+        assert_ledger(&bench.ledger(layer), &expected);
+    }
+}
+
 /// 12 calls inside each other; 3 left before they allocated; 2 left after, whose memory nobody knows of.
 #[test]
 fn calls_that_never_return_leave_their_memory_in_the_drivers_books() {

@@ -23,6 +23,7 @@ functions! {
         free_host: c"cudaFreeHost", fn(*mut c_void) -> c_int;
         host_register: c"cudaHostRegister", fn(*mut c_void, usize, c_uint) -> c_int;
         host_unregister: c"cudaHostUnregister", fn(*mut c_void) -> c_int;
+        device_reset: c"cudaDeviceReset", fn() -> c_int;
         mem_get_info: c"cudaMemGetInfo", fn(*mut usize, *mut usize) -> c_int;
         malloc_managed: c"cudaMallocManaged", fn(*mut *mut c_void, usize, c_uint) -> c_int;
         malloc_pitch: c"cudaMallocPitch", fn(*mut *mut c_void, *mut usize, usize, usize) -> c_int;
@@ -177,6 +178,13 @@ impl Runtime {
         // SAFETY: a plain number.
         let code = unsafe { (self.functions.set_device)(device) };
         self.check("cudaSetDevice", code)
+    }
+
+    /// Destroys the current device's primary context.
+    pub fn reset_device(&self) -> anyhow::Result<()> {
+        // SAFETY: no arguments.
+        let code = unsafe { (self.functions.device_reset)() };
+        self.check("cudaDeviceReset", code)
     }
 
     /// The outcome of a cudaMalloc: the address, or the code.
