@@ -2,13 +2,12 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    mem::MaybeUninit,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use anyhow::bail;
 
-use super::library::{Library, functions};
+use super::library::{Library, functions, output};
 
 /// Names of the runtime library, the newest first.
 const NAMES: [&CStr; 3] = [c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so"];
@@ -121,16 +120,6 @@ pub struct Runtime {
     failed_frees: AtomicU64,
 }
 
-/// Runs a call that writes one output.
-pub fn output<T>(call: impl FnOnce(*mut T) -> c_int) -> Result<T, c_int> {
-    let mut value = MaybeUninit::uninit();
-    match call(value.as_mut_ptr()) {
-        // SAFETY: a call that succeeded has written its output.
-        0 => Ok(unsafe { value.assume_init() }),
-        code => Err(code),
-    }
-}
-
 pub(super) fn of_pointer(pointer: *mut c_void) -> Address {
     Address(pointer as usize)
 }
@@ -190,7 +179,7 @@ impl Runtime {
     /// The outcome of a cudaMalloc: the address, or the code.
     pub fn try_malloc(&self, bytes: usize) -> Result<Address, c_int> {
         // SAFETY: one output and a plain number.
-        output(|address| unsafe { (self.functions.malloc)(address, bytes) }).map(of_pointer)
+        output!(|address| unsafe { (self.functions.malloc)(address, bytes) }).map(of_pointer)
     }
 
     pub fn malloc(&self, bytes: usize) -> anyhow::Result<Address> {
@@ -228,7 +217,7 @@ impl Runtime {
 
     pub fn try_host_alloc(&self, bytes: usize) -> Result<Address, c_int> {
         // SAFETY: one output and plain numbers.
-        output(|address| unsafe { (self.functions.host_alloc)(address, bytes, 0) }).map(of_pointer)
+        output!(|address| unsafe { (self.functions.host_alloc)(address, bytes, 0) }).map(of_pointer)
     }
 
     /// The code of a cudaFreeHost.
