@@ -53,10 +53,10 @@ fn runtime_calls_answer_as_documented() {
     }
 }
 
-struct Library(*mut c_void);
+pub struct Library(*mut c_void);
 
 impl Library {
-    fn open(name: &str) -> Self {
+    pub fn open(name: &str) -> Self {
         let path = standins()
             .join(name)
             .into_os_string()
@@ -69,7 +69,7 @@ impl Library {
         Self(handle)
     }
 
-    fn address(&self, name: &CStr) -> *mut c_void {
+    pub fn address(&self, name: &CStr) -> *mut c_void {
         // SAFETY: an open handle and a string with its zero byte.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         assert!(!address.is_null(), "{name:?}");
@@ -89,6 +89,7 @@ macro_rules! call {
         }
     }};
 }
+pub(crate) use call;
 
 #[test]
 #[ignore = "run by driver_calls_answer_as_documented"]
@@ -223,16 +224,40 @@ fn driver_calls() {
 }
 
 fn names_are_resolved(cuda: &Library) {
-    let find = |name: &CStr, version: c_int| {
+    let find_with = |name: &CStr, version: c_int, flags: u64| {
         let (mut function, mut status) = (std::ptr::null_mut(), -1);
         let code = call!(
             cuda, c"cuGetProcAddress_v2",
             name.as_ptr() => *const c_char, &mut function => *mut *mut c_void,
-            version => c_int, 0 => u64, &mut status => *mut c_int
+            version => c_int, flags => u64, &mut status => *mut c_int
         );
         (code, function, status)
     };
+    let find = |name: &CStr, version: c_int| find_with(name, version, 0);
     let exported = |name: &CStr| (0, cuda.address(name), 0);
+    // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, of a call that has such a variant and of one that
+    // has none.
+    let per_thread = 2;
+    assert_eq!(
+        find(c"cuMemAllocAsync", 13000),
+        exported(c"cuMemAllocAsync")
+    );
+    assert_eq!(
+        find_with(c"cuMemAllocAsync", 13000, per_thread),
+        exported(c"cuMemAllocAsync_ptsz")
+    );
+    assert_eq!(
+        find_with(c"cuMemFreeAsync", 13000, per_thread),
+        exported(c"cuMemFreeAsync_ptsz")
+    );
+    assert_eq!(
+        find_with(c"cuMemAlloc", 13000, per_thread),
+        exported(c"cuMemAlloc_v2")
+    );
+    assert_eq!(
+        find(c"cuIpcOpenMemHandle", 13000),
+        exported(c"cuIpcOpenMemHandle_v2")
+    );
     assert_eq!(find(c"cuMemAlloc", 13000), exported(c"cuMemAlloc_v2"));
     assert_eq!(find(c"cuMemAlloc_v2", 13000), exported(c"cuMemAlloc_v2"));
     assert_eq!(find(c"cuMemHostAlloc", 13000), exported(c"cuMemHostAlloc"));

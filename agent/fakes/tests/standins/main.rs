@@ -2,7 +2,9 @@
 //! each scenario's ledgers hold the totals worked out by hand from what the scenario does.
 
 mod driver;
+mod lives;
 mod nvml;
 mod prologues;
 mod scenarios;
+mod situations;
 mod support;

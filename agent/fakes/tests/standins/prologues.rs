@@ -8,8 +8,8 @@ use crate::support::standins;
 /// push %rbp
 const PUSH_RBP: u8 = 0x55;
 
-/// Exported functions of a library with the first byte of each.
-fn exported(library: &str) -> Vec<(String, u8)> {
+/// Exported functions of a library with the address and the first byte of each.
+fn exported(library: &str) -> Vec<(String, u64, u8)> {
     let bytes = std::fs::read(standins().join(library)).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
     let mut functions = Vec::new();
@@ -27,7 +27,7 @@ fn exported(library: &str) -> Vec<(String, u8)> {
             })
             .unwrap();
         let code = section.data_range(address, 1).unwrap().unwrap();
-        functions.push((name.to_owned(), code[0]));
+        functions.push((name.to_owned(), address, code[0]));
     }
     functions
 }
@@ -36,23 +36,45 @@ fn exported(library: &str) -> Vec<(String, u8)> {
 fn assert_functions(library: &str, required: &str) {
     let functions = exported(library);
     for name in required.split_ascii_whitespace() {
-        let has = functions.iter().any(|(exported, _)| exported == name);
+        let has = functions.iter().any(|(exported, ..)| exported == name);
         assert!(has, "{library} lacks {name}");
     }
-    for (name, first) in functions {
+    for (name, _, first) in &functions {
         assert_eq!(
-            first, PUSH_RBP,
+            *first, PUSH_RBP,
             "{name} in {library} begins with {first:#04x}, not push %rbp: \
              build with -C force-frame-pointers=yes"
         );
     }
+    // A probe on one name must not see calls of another.
+    let mut addresses: Vec<u64> = functions.iter().map(|(_, address, _)| *address).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    assert_eq!(
+        addresses.len(),
+        functions.len(),
+        "two names share their code"
+    );
 }
 
 #[test]
 fn driver_functions_begin_with_push_rbp() {
     assert_functions(
         "libcuda.so.1",
-        "cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetUuid
+        "cuMemAllocPitch_v2 cuMemAllocManaged cuMemAllocHost_v2 cuMemAllocAsync cuMemAllocAsync_ptsz
+         cuMemAllocFromPoolAsync cuMemAllocFromPoolAsync_ptsz cuMemFreeAsync cuMemFreeAsync_ptsz
+         cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy cuMipmappedArrayCreate
+         cuMipmappedArrayDestroy cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease
+         cuMemMap cuMemUnmap cuMemSetAccess cuMemGetAllocationGranularity
+         cuMemRetainAllocationHandle cuMemExportToShareableHandle cuMemImportFromShareableHandle
+         cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolGetAttribute
+         cuMemPoolSetAttribute cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuDeviceSetMemPool
+         cuIpcGetMemHandle cuIpcOpenMemHandle cuIpcOpenMemHandle_v2 cuIpcCloseMemHandle cuCtxCreate
+         cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy cuCtxPushCurrent cuCtxPopCurrent
+         cuDevicePrimaryCtxRelease cuDevicePrimaryCtxReset cuMemHostRegister cuCtxSynchronize
+         cuCtxSynchronize_v2 cuStreamCreate cuStreamDestroy_v2 cuStreamSynchronize
+         cuStreamSynchronize_ptsz
+         cuInit cuDriverGetVersion cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetUuid
          cuDeviceGetUuid_v2 cuDeviceGetAttribute cuDeviceTotalMem_v2 cuDevicePrimaryCtxRetain
          cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxGetState
          cuCtxCreate_v2 cuCtxDestroy_v2 cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2
@@ -66,7 +88,15 @@ fn driver_functions_begin_with_push_rbp() {
 fn runtime_functions_begin_with_push_rbp() {
     assert_functions(
         "libcudart.so.13",
-        "cudaGetDeviceCount cudaSetDevice cudaGetDevice cudaMalloc cudaFree cudaHostAlloc
+        "cudaMallocPitch cudaMalloc3D cudaMallocManaged cudaMallocAsync cudaMallocAsync_ptsz
+         cudaMallocFromPoolAsync cudaMallocFromPoolAsync_ptsz cudaFreeAsync cudaFreeAsync_ptsz
+         cudaMallocArray cudaMalloc3DArray cudaMallocMipmappedArray cudaFreeArray
+         cudaFreeMipmappedArray cudaIpcGetMemHandle cudaIpcOpenMemHandle cudaIpcCloseMemHandle
+         cudaMemPoolCreate cudaMemPoolDestroy cudaMemPoolTrimTo cudaMemPoolGetAttribute
+         cudaMemPoolSetAttribute cudaDeviceGetDefaultMemPool cudaDeviceGetMemPool
+         cudaDeviceSetMemPool cudaStreamCreate cudaStreamDestroy cudaStreamSynchronize
+         cudaStreamSynchronize_ptsz
+         cudaGetDeviceCount cudaSetDevice cudaGetDevice cudaMalloc cudaFree cudaHostAlloc
          cudaMallocHost cudaFreeHost cudaHostRegister cudaHostUnregister cudaMemGetInfo
          cudaDeviceSynchronize cudaDeviceReset cudaGetLastError cudaPeekAtLastError
          cudaGetErrorName cudaGetErrorString cudaRuntimeGetVersion cudaDriverGetVersion",

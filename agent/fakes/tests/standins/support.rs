@@ -118,6 +118,17 @@ impl Bench {
         found.remove(0)
     }
 
+    /// The only ledger of a layer whose process allocated so many bytes of device memory on device 0.
+    pub fn ledger_with(&self, layer: Layer, allocated: u64) -> ProcessLedger {
+        let mut found = self.ledgers();
+        found.retain(|ledger| {
+            let totals = ledger.totals(0, Kind::Device);
+            ledger.layer == layer && totals.allocated_bytes == allocated
+        });
+        assert_eq!(found.len(), 1, "{found:?}");
+        found.remove(0)
+    }
+
     /// Waits until the driver's ledger says what `reached` wants of device memory on device 0.
     pub fn wait_for(&self, reached: impl Fn(Totals) -> bool) {
         let started = Instant::now();
@@ -149,6 +160,7 @@ pub fn succeed(command: &mut Command) -> Output {
 }
 
 /// Totals from the numbers that decide them: the rest follows.
+#[derive(Clone, Copy)]
 pub struct Expected {
     pub allocations: u64,
     pub failed_allocations: u64,
@@ -170,6 +182,37 @@ impl Expected {
         peak: 0,
     };
 
+    /// One block that stays.
+    pub const fn held(bytes: u64) -> Self {
+        Self {
+            allocations: 1,
+            allocated: bytes,
+            peak: bytes,
+            ..Self::NONE
+        }
+    }
+
+    /// So many blocks of so many bytes together, all ended, of which at most `peak` lived at once.
+    pub const fn ended(blocks: u64, bytes: u64, peak: u64) -> Self {
+        Self {
+            allocations: blocks,
+            frees: blocks,
+            allocated: bytes,
+            freed: bytes,
+            peak,
+            ..Self::NONE
+        }
+    }
+
+    /// With failures besides.
+    pub const fn failing(self, allocations: u64, frees: u64) -> Self {
+        Self {
+            failed_allocations: allocations,
+            failed_frees: frees,
+            ..self
+        }
+    }
+
     pub fn totals(&self) -> Totals {
         Totals {
             allocations: self.allocations,
@@ -188,22 +231,33 @@ impl Expected {
 /// Compares a ledger with what is expected of (device, kind); all else must be zero.
 #[track_caller]
 pub fn assert_ledger(ledger: &ProcessLedger, expected: &[(u32, Kind, Expected)]) {
-    for device in 0..2 {
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(device, kind, expected)| (Some(*device), *kind, *expected))
+        .collect();
+    assert_books(ledger, &expected);
+}
+
+/// As [`assert_ledger`], where some things belong to no device.
+#[track_caller]
+pub fn assert_books(ledger: &ProcessLedger, expected: &[(Option<u32>, Kind, Expected)]) {
+    for device in [Some(0), Some(1), None] {
         for kind in Kind::ALL {
             let wanted = expected
                 .iter()
                 .find(|(d, k, _)| (*d, *k) == (device, kind))
                 .map_or(Totals::default(), |(_, _, totals)| totals.totals());
+            let found = match device {
+                Some(device) => ledger.totals(device, kind),
+                None => ledger.without_device[kind.name()],
+            };
             let layer = ledger.layer;
             assert_eq!(
-                ledger.totals(device, kind),
-                wanted,
-                "{layer:?} ledger, device {device}, {kind:?}"
+                found, wanted,
+                "{layer:?} ledger, device {device:?}, {kind:?}"
             );
         }
     }
-    let none = ledger.without_device.values();
-    assert!(none.copied().all(|totals| totals == Totals::default()));
 }
 
 /// Runs one `#[ignore]`d test of this program in a process of its own, on the stand-ins.

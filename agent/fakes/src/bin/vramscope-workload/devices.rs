@@ -68,6 +68,24 @@ fn allocate_in_a_context_made_current(driver: &Driver) -> anyhow::Result<()> {
     driver.release_primary(1)
 }
 
+/// A device reset by the runtime with memory on it, then used again.
+pub fn reset() -> anyhow::Result<()> {
+    let runtime = Runtime::load()?;
+    runtime.set_device(0)?;
+    reset_with_live_memory(&runtime)?;
+    runtime.malloc(4 * MIB)?;
+    Ok(())
+}
+
+/// The slice of the device's pool outlives the reset, as the stand-ins have it.
+#[inline(never)]
+fn reset_with_live_memory(runtime: &Runtime) -> anyhow::Result<()> {
+    runtime.malloc(8 * MIB)?;
+    runtime.host_alloc(2 * MIB)?;
+    runtime.malloc_async(3 * MIB)?;
+    runtime.reset_device()
+}
+
 /// Contexts that end with memory in them: by their destruction, by a reset and by the last release of
 /// a primary one.
 pub fn contexts() -> anyhow::Result<()> {

@@ -4,10 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use anyhow::bail;
 
-use super::{
-    library::{Library, functions},
-    runtime::output,
-};
+use super::library::{Library, functions, output};
 
 functions! {
     Functions {
@@ -141,7 +138,7 @@ impl Driver {
         let functions = &self.functions;
         let nothing = std::ptr::null();
         // SAFETY: one output, no parameters, plain numbers.
-        let made = output(|context| unsafe {
+        let made = output!(|context| unsafe {
             match creation {
                 Creation::V2 => (functions.ctx_create_v2)(context, 0, device),
                 Creation::V3 => (functions.ctx_create_v3)(context, nothing, 0, 0, device),
@@ -171,14 +168,14 @@ impl Driver {
 
     pub fn pop_context(&self) -> anyhow::Result<usize> {
         // SAFETY: one output.
-        let popped = output(|context| unsafe { (self.functions.ctx_pop)(context) });
+        let popped = output!(|context| unsafe { (self.functions.ctx_pop)(context) });
         self.expect("cuCtxPopCurrent", popped)
     }
 
     pub fn retain_primary(&self, device: c_int) -> anyhow::Result<usize> {
         let function = self.functions.primary_retain;
         // SAFETY: one output and a plain number.
-        let retained = output(|context| unsafe { function(context, device) });
+        let retained = output!(|context| unsafe { function(context, device) });
         self.expect("cuDevicePrimaryCtxRetain", retained)
     }
 
@@ -203,7 +200,7 @@ impl Driver {
 
     pub fn try_allocate(&self, bytes: usize) -> Result<usize, c_int> {
         // SAFETY: one output and a plain number.
-        output(|address| unsafe { (self.functions.mem_alloc)(address, bytes) })
+        output!(|address| unsafe { (self.functions.mem_alloc)(address, bytes) })
     }
 
     pub fn allocate(&self, bytes: usize) -> anyhow::Result<usize> {
@@ -232,20 +229,21 @@ impl Driver {
     pub fn allocate_managed(&self, bytes: usize) -> anyhow::Result<usize> {
         let function = self.functions.mem_alloc_managed;
         // SAFETY: one output and plain numbers.
-        let made = output(|address| unsafe { function(address, bytes, ATTACH_GLOBAL) });
+        let made = output!(|address| unsafe { function(address, bytes, ATTACH_GLOBAL) });
         self.expect("cuMemAllocManaged", made)
     }
 
     pub fn allocate_host(&self, bytes: usize) -> anyhow::Result<usize> {
         // SAFETY: one output and a plain number.
-        let made = output(|address| unsafe { (self.functions.mem_alloc_host)(address, bytes) });
+        let made = output!(|address| unsafe { (self.functions.mem_alloc_host)(address, bytes) });
         self.expect("cuMemAllocHost", made)
     }
 
     /// On the default stream.
     pub fn allocate_async(&self, bytes: usize) -> anyhow::Result<usize> {
         // SAFETY: one output, a plain number, the default stream.
-        let made = output(|address| unsafe { (self.functions.mem_alloc_async)(address, bytes, 0) });
+        let made =
+            output!(|address| unsafe { (self.functions.mem_alloc_async)(address, bytes, 0) });
         self.expect("cuMemAllocAsync", made)
     }
 
@@ -258,14 +256,14 @@ impl Driver {
             channels: 1,
         };
         // SAFETY: one output, and a descriptor that lives through the call.
-        let made = output(|array| unsafe { (self.functions.array_create)(array, &descriptor) });
+        let made = output!(|array| unsafe { (self.functions.array_create)(array, &descriptor) });
         self.expect("cuArrayCreate", made)
     }
 
     pub fn try_reserve(&self, bytes: usize) -> Result<usize, c_int> {
         let function = self.functions.address_reserve;
         // SAFETY: one output and plain numbers.
-        output(|address| unsafe { function(address, bytes, 0, 0, 0) })
+        output!(|address| unsafe { function(address, bytes, 0, 0, 0) })
     }
 
     pub fn reserve(&self, bytes: usize) -> anyhow::Result<usize> {
@@ -288,7 +286,7 @@ impl Driver {
         };
         let function = self.functions.mem_create;
         // SAFETY: one output, and properties that live through the call.
-        output(|handle| unsafe { function(handle, bytes, &properties, 0) })
+        output!(|handle| unsafe { function(handle, bytes, &properties, 0) })
     }
 
     pub fn create(&self, bytes: usize, device: c_int) -> anyhow::Result<usize> {
@@ -335,7 +333,7 @@ impl Driver {
 
     pub fn try_retain(&self, address: usize) -> Result<usize, c_int> {
         // SAFETY: one output; the driver checks the address.
-        output(|handle| unsafe { (self.functions.mem_retain)(handle, address) })
+        output!(|handle| unsafe { (self.functions.mem_retain)(handle, address) })
     }
 
     pub fn retain(&self, address: usize) -> anyhow::Result<usize> {
@@ -346,14 +344,14 @@ impl Driver {
     pub fn export(&self, handle: usize) -> anyhow::Result<c_int> {
         let function = self.functions.mem_export;
         // SAFETY: one output of the type that the handle type has.
-        let made = output(|shared| unsafe { function(shared, handle, FILE_DESCRIPTOR, 0) });
+        let made = output!(|shared| unsafe { function(shared, handle, FILE_DESCRIPTOR, 0) });
         self.expect("cuMemExportToShareableHandle", made)
     }
 
     pub fn try_import(&self, descriptor: c_int) -> Result<usize, c_int> {
         let function = self.functions.mem_import;
         // SAFETY: one output; the driver checks the descriptor.
-        output(|handle| unsafe { function(handle, descriptor as usize, FILE_DESCRIPTOR) })
+        output!(|handle| unsafe { function(handle, descriptor as usize, FILE_DESCRIPTOR) })
     }
 
     pub fn import(&self, descriptor: c_int) -> anyhow::Result<usize> {

@@ -114,3 +114,18 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
+
+/// Runs a call that writes one output: its value, or the call's code. A macro and not a function, so
+/// that it does not show in the stacks that are looked at.
+macro_rules! output {
+    (|$output:ident $(: $type:ty)?| $call:expr) => {{
+        let mut value = std::mem::MaybeUninit::uninit();
+        let $output $(: $type)? = value.as_mut_ptr();
+        match $call {
+            // SAFETY: a call that succeeded has written its output.
+            0 => Ok(unsafe { value.assume_init() }),
+            code => Err(code),
+        }
+    }};
+}
+pub(crate) use output;

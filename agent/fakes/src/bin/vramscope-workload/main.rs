@@ -131,6 +131,8 @@ enum Scenario {
     Devices,
     /// Contexts that are destroyed, reset or released with memory in them.
     Contexts,
+    /// Reset a device with memory on it, through the runtime, and use it again.
+    DeviceReset,
     /// Sleep, then load the CUDA libraries and allocate.
     LateDlopen {
         /// How long to sleep, in milliseconds.
@@ -253,6 +255,7 @@ fn run(scenario: Scenario) -> anyhow::Result<ExitCode> {
         Scenario::IpcOpen { handle } => ipc::open(&handle)?,
         Scenario::Devices => devices::run()?,
         Scenario::Contexts => devices::contexts()?,
+        Scenario::DeviceReset => devices::reset()?,
         Scenario::LateDlopen { delay_ms } => lives::late_dlopen(Duration::from_millis(delay_ms))?,
         Scenario::Exec => lives::exec()?,
         Scenario::Vfork => lives::vfork()?,

@@ -2,13 +2,12 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    mem::MaybeUninit,
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use anyhow::bail;
 
-use super::library::{Library, functions};
+use super::library::{Library, functions, output};
 
 /// Names of the runtime library, the newest first.
 const NAMES: [&CStr; 3] = [c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so"];
@@ -23,6 +22,7 @@ functions! {
         free_host: c"cudaFreeHost", fn(*mut c_void) -> c_int;
         host_register: c"cudaHostRegister", fn(*mut c_void, usize, c_uint) -> c_int;
         host_unregister: c"cudaHostUnregister", fn(*mut c_void) -> c_int;
+        device_reset: c"cudaDeviceReset", fn() -> c_int;
         mem_get_info: c"cudaMemGetInfo", fn(*mut usize, *mut usize) -> c_int;
         malloc_managed: c"cudaMallocManaged", fn(*mut *mut c_void, usize, c_uint) -> c_int;
         malloc_pitch: c"cudaMallocPitch", fn(*mut *mut c_void, *mut usize, usize, usize) -> c_int;
@@ -120,16 +120,6 @@ pub struct Runtime {
     failed_frees: AtomicU64,
 }
 
-/// Runs a call that writes one output.
-pub fn output<T>(call: impl FnOnce(*mut T) -> c_int) -> Result<T, c_int> {
-    let mut value = MaybeUninit::uninit();
-    match call(value.as_mut_ptr()) {
-        // SAFETY: a call that succeeded has written its output.
-        0 => Ok(unsafe { value.assume_init() }),
-        code => Err(code),
-    }
-}
-
 pub(super) fn of_pointer(pointer: *mut c_void) -> Address {
     Address(pointer as usize)
 }
@@ -179,10 +169,17 @@ impl Runtime {
         self.check("cudaSetDevice", code)
     }
 
+    /// Destroys the current device's primary context.
+    pub fn reset_device(&self) -> anyhow::Result<()> {
+        // SAFETY: no arguments.
+        let code = unsafe { (self.functions.device_reset)() };
+        self.check("cudaDeviceReset", code)
+    }
+
     /// The outcome of a cudaMalloc: the address, or the code.
     pub fn try_malloc(&self, bytes: usize) -> Result<Address, c_int> {
         // SAFETY: one output and a plain number.
-        output(|address| unsafe { (self.functions.malloc)(address, bytes) }).map(of_pointer)
+        output!(|address| unsafe { (self.functions.malloc)(address, bytes) }).map(of_pointer)
     }
 
     pub fn malloc(&self, bytes: usize) -> anyhow::Result<Address> {
@@ -220,7 +217,7 @@ impl Runtime {
 
     pub fn try_host_alloc(&self, bytes: usize) -> Result<Address, c_int> {
         // SAFETY: one output and plain numbers.
-        output(|address| unsafe { (self.functions.host_alloc)(address, bytes, 0) }).map(of_pointer)
+        output!(|address| unsafe { (self.functions.host_alloc)(address, bytes, 0) }).map(of_pointer)
     }
 
     /// The code of a cudaFreeHost.

@@ -2,9 +2,10 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::library::output;
 use super::runtime::{
     Address, ChannelFormat, DefaultStream, Extent, IpcHandle, PitchedPointer, PoolProperties,
-    Runtime, of_pointer, output,
+    Runtime, of_pointer,
 };
 
 /// cudaMemAttachGlobal.
@@ -16,7 +17,7 @@ impl Runtime {
     pub fn try_malloc_managed(&self, bytes: usize) -> Result<Address, c_int> {
         let function = self.functions.malloc_managed;
         // SAFETY: one output and plain numbers.
-        output(|address| unsafe { function(address, bytes, ATTACH_GLOBAL) }).map(of_pointer)
+        output!(|address| unsafe { function(address, bytes, ATTACH_GLOBAL) }).map(of_pointer)
     }
 
     pub fn malloc_managed(&self, bytes: usize) -> anyhow::Result<Address> {
@@ -37,7 +38,7 @@ impl Runtime {
     pub fn malloc_3d(&self, extent: Extent) -> anyhow::Result<(Address, usize)> {
         let function = self.functions.malloc_3d;
         // SAFETY: one output and plain numbers.
-        let made = output(|pointer: *mut PitchedPointer| unsafe { function(pointer, extent) });
+        let made = output!(|pointer: *mut PitchedPointer| unsafe { function(pointer, extent) });
         let pointer = self.expect("cudaMalloc3D", made)?;
         Ok((of_pointer(pointer.address), pointer.pitch))
     }
@@ -50,7 +51,7 @@ impl Runtime {
     ) -> Result<usize, c_int> {
         let function = self.functions.malloc_array;
         // SAFETY: one output, a format that lives through the call, and plain numbers.
-        output(|array| unsafe { function(array, format, width, height, 0) })
+        output!(|array| unsafe { function(array, format, width, height, 0) })
     }
 
     pub fn malloc_3d_array(
@@ -61,7 +62,7 @@ impl Runtime {
     ) -> anyhow::Result<usize> {
         let function = self.functions.malloc_3d_array;
         // SAFETY: one output, a format that lives through the call, and plain numbers.
-        let made = output(|array| unsafe { function(array, format, extent, flags) });
+        let made = output!(|array| unsafe { function(array, format, extent, flags) });
         self.expect("cudaMalloc3DArray", made)
     }
 
@@ -73,7 +74,7 @@ impl Runtime {
     ) -> anyhow::Result<usize> {
         let function = self.functions.malloc_mipmapped_array;
         // SAFETY: one output, a format that lives through the call, and plain numbers.
-        let made = output(|array| unsafe { function(array, format, extent, levels, 0) });
+        let made = output!(|array| unsafe { function(array, format, extent, levels, 0) });
         self.expect("cudaMallocMipmappedArray", made)
     }
 
@@ -97,7 +98,7 @@ impl Runtime {
     ) -> Result<Address, c_int> {
         let functions = &self.functions;
         // SAFETY: one output, plain numbers, and a handle that the runtime checks.
-        output(|address| unsafe {
+        output!(|address| unsafe {
             match (pool, default) {
                 (Some(pool), _) => (functions.malloc_from_pool)(address, bytes, pool, 0),
                 (None, DefaultStream::Legacy) => (functions.malloc_async)(address, bytes, 0),
@@ -142,7 +143,7 @@ impl Runtime {
     pub fn default_pool(&self, device: c_int) -> anyhow::Result<usize> {
         let function = self.functions.default_pool;
         // SAFETY: one output and a plain number.
-        let found = output(|pool| unsafe { function(pool, device) });
+        let found = output!(|pool| unsafe { function(pool, device) });
         self.expect("cudaDeviceGetDefaultMemPool", found)
     }
 
@@ -157,7 +158,7 @@ impl Runtime {
         };
         let function = self.functions.pool_create;
         // SAFETY: one output, and properties that live through the call.
-        let made = output(|pool| unsafe { function(pool, &properties) });
+        let made = output!(|pool| unsafe { function(pool, &properties) });
         self.expect("cudaMemPoolCreate", made)
     }
 
@@ -177,7 +178,7 @@ impl Runtime {
     pub fn pool_bytes(&self, pool: usize, attribute: c_int) -> anyhow::Result<u64> {
         let function = self.functions.pool_get;
         // SAFETY: one output of the attribute's 64 bits.
-        let found = output(|bytes: *mut u64| unsafe { function(pool, attribute, bytes.cast()) });
+        let found = output!(|bytes: *mut u64| unsafe { function(pool, attribute, bytes.cast()) });
         self.expect("cudaMemPoolGetAttribute", found)
     }
 
@@ -192,14 +193,14 @@ impl Runtime {
     pub fn ipc_handle(&self, address: Address) -> anyhow::Result<IpcHandle> {
         let function = self.functions.ipc_get;
         // SAFETY: one output; the runtime checks the address.
-        let made = output(|handle| unsafe { function(handle, address.0 as *mut c_void) });
+        let made = output!(|handle| unsafe { function(handle, address.0 as *mut c_void) });
         self.expect("cudaIpcGetMemHandle", made)
     }
 
     pub fn try_open_ipc(&self, handle: IpcHandle) -> Result<Address, c_int> {
         let function = self.functions.ipc_open;
         // SAFETY: one output; the runtime checks the handle.
-        output(|address| unsafe { function(address, handle, LAZY_PEER_ACCESS) }).map(of_pointer)
+        output!(|address| unsafe { function(address, handle, LAZY_PEER_ACCESS) }).map(of_pointer)
     }
 
     pub fn close_ipc(&self, address: Address) -> anyhow::Result<()> {
