@@ -65,7 +65,8 @@ struct Thread {
     device: i32,
     /// FLAG_DEVICE once the thread chose one.
     known: u32,
-    unused: u32,
+    /// Calls under way that were nested too deep to be kept.
+    skipped: u32,
     /// Records sent. The first one wakes the agent: it has to read the mappings of a process
     /// that may be over in milliseconds.
     sent: u64,
@@ -155,8 +156,8 @@ fn drop_abandoned(thread: &mut Thread, sp: u64) {
 #[uprobe]
 pub fn enter(ctx: ProbeContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
+    // A call that finds no room is counted once, at its return.
     let Some(thread) = thread(tid) else {
-        lose(Loss::ThreadsFull);
         return 0;
     };
     // SAFETY: the entry belongs to the running thread alone; no other program writes it.
@@ -168,6 +169,7 @@ pub fn enter(ctx: ProbeContext) -> u32 {
     let depth = thread.depth;
     if depth >= MAX_DEPTH as u64 {
         lose(Loss::TooDeep);
+        thread.skipped += 1;
         return 0;
     }
     // SAFETY: the helper takes the program's context.
@@ -211,7 +213,11 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     let pid_tgid = bpf_get_current_pid_tgid();
     let tid = pid_tgid as u32;
     let Some(thread) = THREADS.get_ptr_mut(tid) else {
-        lose(Loss::MissedEntry);
+        // There is room now: the entry was not seen. There is none: there was none then.
+        lose(match thread(tid) {
+            Some(_) => Loss::MissedEntry,
+            None => Loss::ThreadsFull,
+        });
         return 0;
     };
     // SAFETY: as in `enter`.
@@ -232,10 +238,16 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     // SAFETY: the helper takes the program's context.
     let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     if top.sp != sp || top.cookie != packed {
-        lose(Loss::MissedEntry);
+        if thread.skipped > 0 {
+            // Counted at its entry.
+            thread.skipped -= 1;
+        } else {
+            lose(Loss::MissedEntry);
+        }
         return 0;
     }
     thread.depth = depth - 1;
+    thread.skipped = 0;
 
     let cookie = Cookie::unpack(packed);
     let result = regs.rax as i32;
@@ -411,7 +423,7 @@ fn pop_context(thread: &mut Thread) {
 #[inline(always)]
 fn process_record(kind: u32, tgid: u32) {
     let Some(mut entry) = EVENTS.reserve::<Process>(0) else {
-        lose(Loss::RingFull);
+        lose(Loss::ProcessEvent);
         return;
     };
     entry.write(Process {

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::hooks::Layer;
 use super::record::Stack;
 use super::{Event, TracedCall};
 
@@ -220,12 +221,6 @@ fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
             .find(|call| call.enter_ns == enter_ns)
             .map(|call| call.seq)
     };
-    let does_the_same = |call: &TracedCall, outer: &TracedCall| {
-        call.parent_enter_ns == Some(outer.enter_ns)
-            && call.result == 0
-            && std::mem::discriminant(&call.hook().effect)
-                == std::mem::discriminant(&outer.hook().effect)
-    };
     let context = inner
         .iter()
         .rev()
@@ -247,6 +242,19 @@ fn assemble(root: TracedCall, inner: Vec<TracedCall>) -> Vec<Ordered> {
             .map(|call| Ordered::plain(Event::Call(call))),
     );
     chain
+}
+
+/// Whether a successful call made inside `outer` is what `outer` did: the driver's call under
+/// the runtime's, or one name of a function that calls another. A callback may also allocate
+/// something of its own inside a call; that has another address.
+fn does_the_same(inner: &TracedCall, outer: &TracedCall) -> bool {
+    let (is, of) = (inner.hook(), outer.hook());
+    let down = of.layer == Layer::Runtime && is.layer == Layer::Driver;
+    let address = |call: &TracedCall| call.out.unwrap_or(call.args[0]);
+    inner.parent_enter_ns == Some(outer.enter_ns)
+        && inner.result == 0
+        && std::mem::discriminant(&is.effect) == std::mem::discriminant(&of.effect)
+        && (down || address(inner) == address(outer))
 }
 
 #[cfg(test)]
@@ -366,6 +374,25 @@ mod tests {
         assert_eq!(out[0].stack.id, Some(77));
         assert!(!out[0].nested_success && out[1].nested_success);
         assert_eq!(out[1].parent_seq, None);
+    }
+
+    /// A callback inside the driver's call allocates through the runtime.
+    #[test]
+    fn an_allocation_inside_another_is_its_own() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        for (seq, (symbol, enter, parent, out)) in (1..).zip([
+            ("cuMemAlloc_v2", 40, Some(30), 0x2000),
+            ("cudaMalloc", 30, Some(20), 0x2000),
+            ("cuMemAlloc_v2", 20, Some(10), 0x1000),
+            ("cudaMalloc", 10, None, 0x1000),
+        ]) {
+            let mut call = call(symbol, seq, enter, parent);
+            call.out = Some(out);
+            orderer.push(Event::Call(call), 0);
+        }
+        let mut out = Vec::new();
+        orderer.pop(0, |ordered| out.push(ordered.nested_success));
+        assert_eq!(out, [false, true, false, true]);
     }
 
     #[test]

@@ -196,23 +196,27 @@ pub enum Loss {
     ThreadsFull = 1,
     /// More than [`MAX_DEPTH`] calls nested: the innermost was not seen.
     TooDeep = 2,
-    /// A call was entered and never returned to its caller (longjmp, or a thread that died).
+    /// A call was entered and never returned to its caller (longjmp). What a thread was in when
+    /// it died is not counted: its process's end frees all.
     MissedReturn = 3,
     /// A call returned whose entry was not seen (it was under way when the probe came).
     MissedEntry = 4,
     /// What a call gave (an address, a pitch) or was given by pointer could not be read.
     ReadFault = 5,
+    /// An exec or exit found the ring full. The agent finds out by itself, a moment later.
+    ProcessEvent = 6,
 }
 
 impl Loss {
-    pub const COUNT: u32 = 6;
-    pub const ALL: [Loss; 6] = [
+    pub const COUNT: u32 = 7;
+    pub const ALL: [Loss; 7] = [
         Loss::RingFull,
         Loss::ThreadsFull,
         Loss::TooDeep,
         Loss::MissedReturn,
         Loss::MissedEntry,
         Loss::ReadFault,
+        Loss::ProcessEvent,
     ];
 
     /// The name in `agent_windows.lost_by_cause`.
@@ -224,6 +228,7 @@ impl Loss {
             Loss::MissedReturn => "missed_return",
             Loss::MissedEntry => "missed_entry",
             Loss::ReadFault => "read_fault",
+            Loss::ProcessEvent => "process_event",
         }
     }
 }
