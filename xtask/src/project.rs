@@ -68,6 +68,16 @@ impl Project {
         self.target.join("standins")
     }
 
+    /// A program of the workspace, as the release profile builds it for benchmarks.
+    pub fn release_binary(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
+
+    /// Folder of the stand-in libraries of the release profile.
+    pub fn release_standins(&self) -> PathBuf {
+        self.target.join("release-standins")
+    }
+
     /// The kernel side's object file, which the agent embeds.
     pub fn bpf_object(&self) -> PathBuf {
         self.target.join("ebpf").join("vramscope.bpf.o")

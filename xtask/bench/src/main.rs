@@ -1,0 +1,50 @@
+//! `vramscope-bench`: the parts of `cargo xtask bench` that have to be processes of their own.
+//! Not meant to be started by hand; every command prints one JSON object.
+
+mod churn;
+mod empty;
+mod parquet_bytes;
+mod rounds;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Parts of `cargo xtask bench`.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Call one function in copies of one library, in turns, and measure a call in each.
+    Rounds(rounds::Rounds),
+    Churn(churn::Churn),
+    /// Weigh the columns of Parquet files.
+    Weigh {
+        /// Files, or folders of them.
+        paths: Vec<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().part {
+        Part::Rounds(options) => rounds::run(&options),
+        Part::Churn(o) => churn::run(&o),
+        Part::Weigh { paths } => parquet_bytes::weigh(&paths),
+    };
+    match outcome {
+        Ok(json) => {
+            println!("{json}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vramscope-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
