@@ -158,6 +158,8 @@ def child_malloc():
     except (Skip, Failed):
         pass
     must(cuda.cudaFree(address), "cudaFree")
+    # The agent looks at what a process maps some time after it started.
+    time.sleep(1.5)
     return {"pid": os.getpid(), "address": address.value, "bytes": MALLOC_BYTES, "nvml_process_bytes": used}
 
 
@@ -244,6 +246,8 @@ def child_proc_address():
 
 
 def torch_or_skip():
+    if os.environ.get("VRAMSCOPE_GPU_CHECK_NO_TORCH"):
+        raise Skip("PyTorch is hidden by VRAMSCOPE_GPU_CHECK_NO_TORCH")
     try:
         import torch
     except Exception as error:  # A broken installation fails in many ways.

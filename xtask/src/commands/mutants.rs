@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -123,7 +123,6 @@ struct Outcome {
     mutant: Mutant,
     caught: bool,
     how: String,
-    took: Duration,
 }
 
 /// The command.
@@ -430,7 +429,6 @@ impl Copy {
             mutant,
             caught,
             how: format!("{how} ({})", spell(took)),
-            took,
         })
     }
 
