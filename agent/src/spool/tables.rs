@@ -62,15 +62,9 @@ fn build(
     mut columns: Columns,
 ) -> Result<RecordBatch, ArrowError> {
     columns.extend([
-        ("host", text(vec![Some(origin.host.name.clone()); rows])),
-        (
-            "boot_id",
-            text(vec![Some(origin.host.boot_id.clone()); rows]),
-        ),
-        (
-            "agent_id",
-            text(vec![Some(origin.agent_id.to_string()); rows]),
-        ),
+        ("host", text(vec![Some(&origin.host.name); rows])),
+        ("boot_id", text(vec![Some(&origin.host.boot_id); rows])),
+        ("agent_id", text(vec![Some(origin.agent_id); rows])),
         ("batch_seq", long(vec![Some(origin.batch_seq); rows])),
     ]);
     let schema = table.schema();
@@ -88,13 +82,9 @@ fn build(
     RecordBatch::try_new(schema, arrays)
 }
 
-fn text<S: Into<String>>(values: Vec<Option<S>>) -> ArrayRef {
-    Arc::new(
-        values
-            .into_iter()
-            .map(|value| value.map(Into::into))
-            .collect::<StringArray>(),
-    )
+/// Borrowed, since a row has a dozen texts: owning each would cost more than all other columns.
+fn text<S: AsRef<str>>(values: Vec<Option<S>>) -> ArrayRef {
+    Arc::new(values.into_iter().collect::<StringArray>())
 }
 
 fn long(values: Vec<Option<i64>>) -> ArrayRef {
@@ -149,7 +139,7 @@ fn alloc_events(rows: &[AllocRow], origin: Origin<'_>) -> Result<RecordBatch, Ar
         ("process_id", column!(rows, long, |r| Some(r.process_id))),
         ("pid", column!(rows, int, |r| Some(r.pid as i32))),
         ("tid", column!(rows, int, |r| r.tid.map(|tid| tid as i32))),
-        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.clone())),
+        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.as_deref())),
         ("device", column!(rows, int, |r| r.device)),
         ("context", column!(rows, long, |r| r.context)),
         ("layer", column!(rows, text, |r| Some(r.layer))),
@@ -185,18 +175,18 @@ fn stacks(rows: &[StackRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowErr
         rows.iter().map(|row| row.frames.len()).collect(),
         vec![
             text(vec![Some("native"); frames.len()]),
-            column!(frames, text, |f| f.module.clone()),
-            column!(frames, text, |f| f.build_id.clone()),
+            column!(frames, text, |f| f.module.as_deref()),
+            column!(frames, text, |f| f.build_id.as_deref()),
             column!(frames, long, |f| f.offset),
-            column!(frames, text, |f| f.function.clone()),
-            column!(frames, text, |f| f.file.clone()),
+            column!(frames, text, |f| f.function.as_deref()),
+            column!(frames, text, |f| f.file.as_deref()),
             column!(frames, int, |f| f.line),
         ],
     )?;
     let columns = vec![
         ("stack_id", column!(rows, long, |r| Some(r.stack_id))),
         ("frames", frames_list),
-        ("folded", column!(rows, text, |r| Some(r.folded.clone()))),
+        ("folded", column!(rows, text, |r| Some(&r.folded))),
     ];
     build(Table::Stacks, rows.len(), origin, columns)
 }
@@ -207,10 +197,10 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         schema::coverage_fields(),
         rows.iter().map(|row| row.coverage.len()).collect(),
         vec![
-            column!(coverage, text, |c| Some(c.library.clone())),
+            column!(coverage, text, |c| Some(&c.library)),
             column!(coverage, text, |c| Some(c.symbol)),
             column!(coverage, flag, |c| c.refused.is_none()),
-            column!(coverage, text, |c| c.refused.clone()),
+            column!(coverage, text, |c| c.refused.as_deref()),
         ],
     )?;
     let columns = vec![
@@ -218,8 +208,8 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         ("ts_ns", column!(rows, long, |r| Some(r.ts_ns))),
         ("process_id", column!(rows, long, |r| Some(r.process_id))),
         ("pid", column!(rows, int, |r| Some(r.pid as i32))),
-        ("exe", column!(rows, text, |r| r.exe.clone())),
-        ("command", column!(rows, text, |r| r.command.clone())),
+        ("exe", column!(rows, text, |r| r.exe.as_deref())),
+        ("command", column!(rows, text, |r| r.command.as_deref())),
         ("started", column!(rows, time, |r| r.started_ns)),
         ("ended", column!(rows, time, |r| r.ended_ns)),
         ("coverage", coverage_list),
@@ -247,13 +237,16 @@ fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowE
         ("ts_ns", column!(rows, long, |r| Some(r.sample.at_ns))),
         (
             "gpu_uuid",
-            column!(rows, text, |r| Some(r.sample.card.uuid.clone())),
+            column!(rows, text, |r| Some(&r.sample.card.uuid)),
         ),
         (
             "device",
             column!(rows, int, |r| Some(r.sample.card.index as i32)),
         ),
-        ("name", column!(rows, text, |r| r.sample.card.name.clone())),
+        (
+            "name",
+            column!(rows, text, |r| r.sample.card.name.as_deref()),
+        ),
         (
             "total_bytes",
             column!(rows, long, |r| bytes(r.sample.total)),
@@ -275,7 +268,7 @@ fn devices(rows: &[DeviceRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowE
         ("numa_node", column!(rows, int, |r| r.sample.card.numa_node)),
         (
             "pci_bus_id",
-            column!(rows, text, |r| r.sample.card.pci_bus_id.clone()),
+            column!(rows, text, |r| r.sample.card.pci_bus_id.as_deref()),
         ),
         ("processes", processes_list),
     ];
@@ -307,7 +300,7 @@ fn host_buffers(rows: &[HostBufferRow], origin: Origin<'_>) -> Result<RecordBatc
         ),
         ("sampled", column!(rows, flag, |r| r.placement.sampled)),
         ("pages", pages_list),
-        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.clone())),
+        ("gpu_uuid", column!(rows, text, |r| r.gpu_uuid.as_deref())),
         ("device", column!(rows, int, |r| r.device)),
         ("gpu_node", column!(rows, int, |r| r.gpu_node)),
         (
