@@ -73,6 +73,11 @@ impl Project {
         self.target.join("release").join(name)
     }
 
+    /// The library that benchmarks hook and call.
+    pub fn callee(&self) -> PathBuf {
+        self.target.join("release/libvramscope_bench_callee.so")
+    }
+
     /// Folder of the stand-in libraries of the release profile.
     pub fn release_standins(&self) -> PathBuf {
         self.target.join("release-standins")

@@ -3,6 +3,7 @@
 
 mod churn;
 mod empty;
+mod library;
 mod parquet_bytes;
 mod rounds;
 
@@ -23,7 +24,10 @@ struct Cli {
 enum Part {
     /// Call one function in copies of one library, in turns, and measure a call in each.
     Rounds(rounds::Rounds),
+    /// Allocate and free at a pace from many stacks.
     Churn(churn::Churn),
+    /// Allocate from many stacks, keep all, and wait to be ended.
+    Live(churn::Live),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -34,7 +38,8 @@ enum Part {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().part {
         Part::Rounds(options) => rounds::run(&options),
-        Part::Churn(o) => churn::run(&o),
+        Part::Churn(options) => churn::run(&options),
+        Part::Live(options) => churn::live(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

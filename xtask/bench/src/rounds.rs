@@ -7,9 +7,9 @@
 //!   meets all of them; what counts is the median over rounds;
 //! - all calls of a function come from the same place, with the same stack below them.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_void};
 use std::hint::black_box;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -17,9 +17,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::empty;
+use crate::library::{Alloc, Free, Library};
 
 /// Frames of our own below the call, besides those of the runtime's start.
-const FRAMES: u32 = 8;
+const FRAMES: u32 = 4;
 /// The size that a peer's probe finds in the second argument.
 const SECOND_ARGUMENT: usize = 4096;
 
@@ -28,6 +29,9 @@ pub struct Rounds {
     /// The function's name.
     #[arg(long)]
     symbol: String,
+    /// A function that takes back what each call gave, outside of the measured time.
+    #[arg(long)]
+    release: Option<String>,
     /// A copy of the library: NAME=PATH.
     #[arg(long = "copy", value_parser = named_path)]
     copies: Vec<(String, PathBuf)>,
@@ -49,14 +53,18 @@ fn named_path(text: &str) -> Result<(String, PathBuf), String> {
     Ok((name.to_string(), path.into()))
 }
 
-type Function = unsafe extern "C" fn(*mut usize, usize) -> c_int;
+/// The function under test in one copy, and the one that undoes it.
+struct Side {
+    function: Alloc,
+    release: Option<Free>,
+}
 
 /// Prints the median nanoseconds of a call by copy, and how many calls each copy got.
 pub fn run(options: &Rounds) -> Result<Value> {
-    let functions = options
+    let sides = options
         .copies
         .iter()
-        .map(|(_, path)| load(path, &options.symbol))
+        .map(|(_, path)| Side::load(path, &options.symbol, options.release.as_deref()))
         .collect::<Result<Vec<_>>>()?;
     let probes = options
         .empty
@@ -71,12 +79,13 @@ pub fn run(options: &Rounds) -> Result<Value> {
         })
         .transpose()?;
 
-    let mut times = vec![Vec::with_capacity(options.rounds); functions.len()];
+    let mut times = vec![Vec::with_capacity(options.rounds); sides.len()];
+    let mut given = vec![0; options.calls];
     // The first round fills caches and page tables.
     for round in 0..=options.rounds {
-        for turn in 0..functions.len() {
-            let copy = (turn + round) % functions.len();
-            let took = below(FRAMES, functions[copy], options.calls)?;
+        for turn in 0..sides.len() {
+            let copy = (turn + round) % sides.len();
+            let took = below(FRAMES, &sides[copy], &mut given)?;
             if round > 0 {
                 times[copy].push(took.as_nanos() as f64 / options.calls as f64);
             }
@@ -91,56 +100,62 @@ pub fn run(options: &Rounds) -> Result<Value> {
         .zip(&mut times)
         .map(|((name, _), times)| (name.clone(), json!(median(times))))
         .collect();
+    let each = 1 + usize::from(options.release.is_some());
     Ok(json!({
         "ns": medians,
-        "calls": (options.rounds + 1) * options.calls,
+        "calls": (options.rounds + 1) * options.calls * each,
     }))
 }
 
 /// Makes the stack deep, then calls.
 #[inline(never)]
-fn below(frames: u32, function: Function, calls: usize) -> Result<Duration> {
+fn below(frames: u32, side: &Side, given: &mut [usize]) -> Result<Duration> {
     if black_box(frames) == 0 {
-        return call(function, calls);
+        return side.call(given);
     }
-    let took = below(frames - 1, function, calls);
     // Work after the call keeps it from becoming a jump, which would leave no frame.
-    black_box(took)
+    black_box(below(frames - 1, side, given))
 }
 
-#[inline(never)]
-fn call(function: Function, calls: usize) -> Result<Duration> {
-    let mut out = 0;
-    let mut failed = 0;
-    let started = Instant::now();
-    for _ in 0..calls {
-        // SAFETY: one output and a number, as the callee's functions take.
-        failed |= unsafe { function(&raw mut out, black_box(SECOND_ARGUMENT)) };
+impl Side {
+    fn load(path: &Path, symbol: &str, release: Option<&str>) -> Result<Self> {
+        let library = Library::load(path)?;
+        let address = |symbol: &str| {
+            let symbol = CString::new(symbol).context("a function's name has a zero byte")?;
+            library.address(&symbol)
+        };
+        let release = release.map(address).transpose()?;
+        // SAFETY: the callee's functions that give something have these arguments, and the one
+        // that takes it back has that.
+        let (function, release) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, Alloc>(address(symbol)?),
+                release.map(|address| std::mem::transmute::<*mut c_void, Free>(address)),
+            )
+        };
+        Ok(Self { function, release })
     }
-    let took = started.elapsed();
-    if failed != 0 || out == 0 {
-        bail!("the function under test failed");
-    }
-    Ok(took)
-}
 
-fn load(path: &std::path::Path, symbol: &str) -> Result<Function> {
-    let shown = path.display();
-    let path = CString::new(path.as_os_str().as_encoded_bytes())
-        .with_context(|| format!("{shown} has a zero byte"))?;
-    let symbol = CString::new(symbol).context("the function's name has a zero byte")?;
-    // SAFETY: loading runs the library's initialisers, of which ours has none.
-    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if handle.is_null() {
-        bail!("failed to load {shown}");
+    /// One call for each place; gives the time they took together.
+    #[inline(never)]
+    fn call(&self, given: &mut [usize]) -> Result<Duration> {
+        let mut failed = 0;
+        let started = Instant::now();
+        for out in given.iter_mut() {
+            // SAFETY: one output and a number, as the callee's functions take.
+            failed |= unsafe { (self.function)(out, black_box(SECOND_ARGUMENT)) };
+        }
+        let took = started.elapsed();
+        for address in given {
+            let Some(release) = self.release else { break };
+            // SAFETY: what a call above gave.
+            failed |= unsafe { release(*address) };
+        }
+        if failed != 0 {
+            bail!("the function under test failed");
+        }
+        Ok(took)
     }
-    // SAFETY: an open handle and a string with its zero byte.
-    let address = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
-    if address.is_null() {
-        bail!("{shown} has no {}", symbol.to_string_lossy());
-    }
-    // SAFETY: all functions of the callee have two arguments of these classes and this result.
-    Ok(unsafe { std::mem::transmute::<*mut c_void, Function>(address) })
 }
 
 fn median(values: &mut [f64]) -> f64 {

@@ -1,15 +1,16 @@
 //! The whole agent, ring to Parquet: how much one core carries, what it costs when little
 //! happens, and what a live allocation costs in memory.
 //!
-//! The agent has one CPU to itself and the generator another; the generator is a real process
-//! that calls the stand-ins, whose ledger tells how many calls there were.
+//! The agent has one CPU to itself and the generator another. The generator is a real process that
+//! calls a library hooked as the driver's is (`xtask/bench/src/callee.rs`), and tells how many calls
+//! it made.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use vramscope_fakes::ledger::read_ledgers;
+use serde_json::Value;
 
 use super::daemon::{self, Daemon};
 use super::{Figure, Figures, Target};
@@ -24,12 +25,14 @@ const GENERATOR_CPU: usize = 0;
 const RATE: u64 = 315_000;
 const TARGET_RATE: f64 = 300_000.0;
 const LONG: Duration = Duration::from_secs(30);
-const STACKS: u64 = 200;
+/// Of allocations, and as many of frees.
+const STACKS: u64 = 100;
 
 const SLOW_RATE: u64 = 10_000;
 const SLOW: Duration = Duration::from_secs(15);
 
 const LIVE: u64 = 1_000_000;
+const LIVE_RATE: u64 = 20_000;
 /// 96 MiB and 96 bytes for each live allocation.
 const TARGET_RSS_MIB: f64 = 96.0 + 96.0 * LIVE as f64 / (1 << 20) as f64;
 
@@ -50,78 +53,76 @@ pub fn measure(project: &Project) -> Result<Figures> {
     Ok(figures)
 }
 
-/// An agent and where its generators run.
+/// An agent, the library it hooks, and where generators run.
 pub struct Scene {
     pub agent: Daemon,
-    workload: PathBuf,
-    standins: PathBuf,
+    program: PathBuf,
+    library: PathBuf,
     folder: PathBuf,
 }
 
 impl Scene {
     pub fn start(project: &Project, folder: &Path) -> Result<Self> {
-        let standins = project.release_standins();
-        let libraries = [
-            standins.join("libcuda.so.1"),
-            standins.join("libcudart.so.13"),
-        ];
+        daemon::empty(folder)?;
+        // The name is what agents look for.
+        let library = folder.join("libcuda.so.1");
+        let built = project.callee();
+        std::fs::copy(&built, &library)
+            .with_context(|| format!("failed to copy {}", built.display()))?;
         let agent = Daemon::start(
             project,
             &folder.join("agent"),
-            &libraries,
+            std::slice::from_ref(&library),
             &[],
             Some(AGENT_CPU),
         )?;
-        let scene = Self {
+        Ok(Self {
             agent,
-            workload: project.release_binary("vramscope-workload"),
-            standins,
+            program: project.release_binary("vramscope-bench"),
+            library,
             folder: folder.to_path_buf(),
-        };
-        daemon::empty(&scene.ledgers())?;
-        Ok(scene)
+        })
     }
 
-    fn ledgers(&self) -> PathBuf {
-        self.folder.join("ledgers")
-    }
-
-    pub fn generator(&self, arguments: &[&str]) -> Result<Child> {
-        let mut command = Command::new(&self.workload);
-        command
-            .args(arguments)
-            .env("LD_LIBRARY_PATH", &self.standins)
-            .env("VRAMSCOPE_FAKE_DIR", self.ledgers());
+    fn generator(&self, part: &str, arguments: &[(&str, u64)]) -> Result<Child> {
+        let mut command = Command::new(&self.program);
+        command.arg(part).arg(&self.library);
+        for (name, value) in arguments {
+            command.arg(format!("--{name}={value}"));
+        }
         daemon::pin(&mut command, GENERATOR_CPU);
-        Child::start("workload", &mut command, &self.folder.join("workload.log"))
+        Child::start(
+            "generator",
+            &mut command,
+            &self.folder.join("generator.log"),
+        )
     }
 
-    /// Calls that the stand-ins counted, of both layers.
-    pub fn calls(&self) -> Result<u64> {
-        let ledgers = read_ledgers(&self.ledgers()).context("failed to read the ledgers")?;
-        let totals = ledgers.iter().flat_map(|ledger| {
-            let by_device = ledger
-                .devices
-                .iter()
-                .flat_map(|device| device.kinds.values());
-            by_device.chain(ledger.without_device.values())
-        });
-        let calls = totals.map(|totals| {
-            totals.allocations + totals.failed_allocations + totals.frees + totals.failed_frees
-        });
-        Ok(calls.sum())
+    /// A stream of allocations and frees.
+    pub fn churn(&self, time: Duration, rate: u64) -> Result<Child> {
+        let arguments = [
+            ("seconds", time.as_secs()),
+            ("rate", rate),
+            ("stacks", STACKS),
+        ];
+        self.generator("churn", &arguments)
     }
+}
+
+/// Waits for a stream's end; calls made, and the seconds they took.
+pub fn wait_for_calls(generator: &mut Child, time: Duration) -> Result<(f64, f64)> {
+    let told: Value =
+        generator.wait_for_line(time + PATIENCE, |line| serde_json::from_str(line).ok())?;
+    let number = |name: &str| told[name].as_f64().context("the generator told no numbers");
+    Ok((number("calls")?, number("seconds")?))
 }
 
 fn fast(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     let step = Step::start(&format!("{RATE} events a second for {} s", LONG.as_secs()));
     let pid = scene.agent.pid()?;
     let cpu_before = daemon::cpu_time(pid)?;
-    let started = Instant::now();
-    scene
-        .generator(&churn(LONG, RATE).each_ref().map(String::as_str))?
-        .wait_success(LONG + PATIENCE)?;
-    let wall = started.elapsed();
+    let mut generator = scene.churn(LONG, RATE)?;
+    let (calls, seconds) = wait_for_calls(&mut generator, LONG)?;
     let status = scene.agent.wait_until_quiet(PATIENCE)?;
     let cpu = daemon::cpu_time(pid)? - cpu_before;
     scene.agent.stop()?;
@@ -131,8 +132,8 @@ fn fast(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     }
 
     let events = status.events as f64;
-    let calls = scene.calls()?;
-    let unaccounted = calls as f64 - events - status.lost() as f64;
+    // Two calls more tell the agent the device.
+    let unaccounted = calls - events - status.lost() as f64;
     figures.insert(
         "events_per_core_second",
         Figure::with_target(
@@ -143,11 +144,7 @@ fn fast(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     );
     figures.insert(
         "events_per_second",
-        Figure::with_target(
-            events / wall.as_secs_f64(),
-            "events/s",
-            Target::AtLeast(TARGET_RATE),
-        ),
+        Figure::with_target(events / seconds, "events/s", Target::AtLeast(TARGET_RATE)),
     );
     figures.insert(
         "lost",
@@ -160,14 +157,14 @@ fn fast(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
 fn slow(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     let step = Step::start(&format!("{SLOW_RATE} events a second"));
     let pid = scene.agent.pid()?;
-    let mut generator = scene.generator(&churn(SLOW, SLOW_RATE).each_ref().map(String::as_str))?;
+    let mut generator = scene.churn(SLOW, SLOW_RATE)?;
     // The first seconds name the stacks, which is done once.
     children::sleep(Duration::from_secs(3))?;
     let (cpu_before, started) = (daemon::cpu_time(pid)?, Instant::now());
     children::sleep(SLOW - Duration::from_secs(5))?;
     let cpu = daemon::cpu_time(pid)? - cpu_before;
     let wall = started.elapsed();
-    generator.wait_success(SLOW + PATIENCE)?;
+    wait_for_calls(&mut generator, SLOW)?;
     scene.agent.stop()?;
     step.done("");
     let percent = 100.0 * cpu.as_secs_f64() / wall.as_secs_f64();
@@ -183,7 +180,8 @@ fn live(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     step.set_total(LIVE);
     let pid = scene.agent.pid()?;
     let before = daemon::memory_mib(pid, "VmRSS")?;
-    let generator = scene.generator(&["live", "--count", &LIVE.to_string()])?;
+    let arguments = [("count", LIVE), ("rate", LIVE_RATE)];
+    let generator = scene.generator("live", &arguments)?;
     let until = Instant::now() + PATIENCE;
     loop {
         let live = scene.agent.status()?.live_blocks;
@@ -203,8 +201,9 @@ fn live(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     children::sleep(Duration::from_secs(3))?;
     let rss = daemon::memory_mib(pid, "VmRSS")?;
     let peak = daemon::memory_mib(pid, "VmHWM")?;
-    drop(generator);
+    // While they live: their end would be a million rows more.
     scene.agent.stop()?;
+    drop(generator);
     step.done("");
     figures.insert(
         "rss_mib_at_1m_live",
@@ -213,17 +212,4 @@ fn live(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     figures.insert("rss_mib_peak", Figure::watched(peak, "MiB"));
     figures.insert("rss_mib_idle", Figure::watched(before, "MiB"));
     Ok(())
-}
-
-/// Arguments of the workload that allocates and frees at a pace.
-pub fn churn(time: Duration, rate: u64) -> [String; 7] {
-    [
-        "churn".into(),
-        "--seconds".into(),
-        time.as_secs().to_string(),
-        "--rate".into(),
-        rate.to_string(),
-        "--stacks".into(),
-        STACKS.to_string(),
-    ]
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::agent::{Scene, churn};
+use super::agent::{Scene, wait_for_calls};
 use super::{Figure, Figures, Target};
 use crate::children::output;
 use crate::progress::Step;
@@ -27,8 +27,8 @@ pub fn measure(project: &Project) -> Result<Figures> {
     let folder = project.target.join("bench").join("parquet");
     let mut scene = Scene::start(project, &folder)?;
     let step = Step::start(&format!("{RATE} events a second for {} s", TIME.as_secs()));
-    let mut generator = scene.generator(&churn(TIME, RATE).each_ref().map(String::as_str))?;
-    generator.wait_success(TIME + Duration::from_secs(60))?;
+    let mut generator = scene.churn(TIME, RATE)?;
+    wait_for_calls(&mut generator, TIME)?;
     let status = scene.agent.wait_until_quiet(Duration::from_secs(60))?;
     scene.agent.stop()?;
     step.done("");

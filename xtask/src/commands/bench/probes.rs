@@ -62,10 +62,14 @@ pub fn measure(project: &Project) -> Result<Figures> {
     let mut stack = Medians::default();
     for turn in 0..TURNS {
         step.at(2 * turn as u64, PLAIN);
-        plain.add(&rounds(project, PLAIN, &copies)?)?;
+        plain.add(&rounds(project, &[PLAIN], &copies)?)?;
         step.at(2 * turn as u64 + 1, STACK);
         // The peer's line is for the other function.
-        stack.add(&rounds(project, STACK, &copies[..3])?)?;
+        stack.add(&rounds(
+            project,
+            &[STACK, "--release", "cuMemFree_v2"],
+            &copies[..3],
+        )?)?;
     }
     step.done("");
     let status = agent.wait_until_quiet(Duration::from_secs(60))?;
@@ -126,10 +130,11 @@ impl Medians {
     }
 }
 
-fn rounds(project: &Project, symbol: &str, copies: &[(&str, PathBuf)]) -> Result<Value> {
+fn rounds(project: &Project, symbols: &[&str], copies: &[(&str, PathBuf)]) -> Result<Value> {
     let mut command = Command::new(project.release_binary("vramscope-bench"));
     command
-        .args(["rounds", "--empty", "empty", "--symbol", symbol])
+        .args(["rounds", "--empty", "empty", "--symbol"])
+        .args(symbols)
         .args(["--rounds", &ROUNDS.to_string()]);
     for (name, path) in copies {
         command.arg(format!("--copy={name}={}", path.display()));
