@@ -7,6 +7,7 @@
 //! [`trace`] are the two ways to run it.
 
 pub mod config;
+pub mod dump;
 pub mod engine;
 pub mod host;
 pub mod ledger;

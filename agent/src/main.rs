@@ -11,7 +11,7 @@ use vramscope_agent::config::{Config, Settings};
 use vramscope_agent::host::switch;
 use vramscope_agent::probes::preflight;
 use vramscope_agent::trace::Job;
-use vramscope_agent::{serve, status, trace};
+use vramscope_agent::{dump, serve, status, trace};
 
 /// Traces GPU memory allocations on this host.
 #[derive(Parser)]
@@ -53,6 +53,16 @@ enum Cmd {
         /// The command and its arguments.
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<OsString>,
+    },
+    /// Print the rows of one table of a trace as JSON lines.
+    #[command(after_help = "Example:\n  vramscope-agent rows run1 --table alloc_events")]
+    Rows {
+        /// The trace's folder.
+        #[arg(value_name = "DIR")]
+        trace: PathBuf,
+        /// Which table.
+        #[arg(long, default_value = "alloc_events")]
+        table: String,
     },
     /// Show what this host's agent does: events, losses, hooks, spool.
     #[command(
@@ -127,7 +137,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = arguments.command else {
-        anyhow::bail!("say what to do: serve, trace, status, off, on or detach; see --help");
+        anyhow::bail!("say what to do: serve, trace, rows, status, off, on or detach; see --help");
     };
     match command {
         Cmd::Serve => {
@@ -151,6 +161,10 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 },
             )?;
             return Ok(ExitCode::from(code as u8));
+        }
+        Cmd::Rows { trace, table } => {
+            let out = std::io::BufWriter::new(std::io::stdout().lock());
+            dump::rows(&trace, &table, out)?;
         }
         Cmd::Status { json } => {
             let (status, running) = status::read(&config.spool)?;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use xtask::children::{self, Interrupted};
 use xtask::commands::setup::ByHand;
-use xtask::commands::{bench, build, demo, ebpf, one_copy, setup, test};
+use xtask::commands::{bench, build, demo, ebpf, gpu_check, mutants, one_copy, setup, test};
 use xtask::project::Project;
 
 /// Set-up, builds, demo, tests and benchmarks of vramscope
@@ -30,6 +30,8 @@ enum Task {
     Demo(demo::Demo),
     Test(test::Test),
     Bench(bench::Bench),
+    GpuCheck(gpu_check::GpuCheck),
+    Mutants(mutants::Mutants),
     OneCopy(one_copy::OneCopy),
 }
 
@@ -60,6 +62,8 @@ fn run(task: Task) -> Result<()> {
         Task::Demo(options) => demo::run(&project, &options),
         Task::Test(options) => test::run(&project, &options),
         Task::Bench(options) => bench::run(&project, &options),
+        Task::GpuCheck(options) => gpu_check::run(&project, &options),
+        Task::Mutants(options) => mutants::run(&project, &options),
         Task::OneCopy(options) => one_copy::run(&project, &options),
     }
 }

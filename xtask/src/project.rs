@@ -68,6 +68,21 @@ impl Project {
         self.target.join("standins")
     }
 
+    /// A program of the workspace, as the release profile builds it for benchmarks.
+    pub fn release_binary(&self, name: &str) -> PathBuf {
+        self.target.join("release").join(name)
+    }
+
+    /// The library that benchmarks hook and call.
+    pub fn callee(&self) -> PathBuf {
+        self.target.join("release/libvramscope_bench_callee.so")
+    }
+
+    /// Folder of the stand-in libraries of the release profile.
+    pub fn release_standins(&self) -> PathBuf {
+        self.target.join("release-standins")
+    }
+
     /// The kernel side's object file, which the agent embeds.
     pub fn bpf_object(&self) -> PathBuf {
         self.target.join("ebpf").join("vramscope.bpf.o")

@@ -4,6 +4,8 @@
 //! Needs root (BPF) and what `cargo xtask build` builds; without either it is skipped aloud.
 //! Run it with `cargo xtask test -p xtask --test end_to_end`.
 
+mod gpu_check;
+
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};

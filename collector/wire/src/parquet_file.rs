@@ -7,11 +7,12 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::reader::ChunkReader;
+use parquet::schema::types::ColumnPath;
 
 use crate::schema::{SCHEMA_VERSION, Table};
 
@@ -39,20 +40,49 @@ pub enum ReadError {
 
 /// Writes rows of one table as one Parquet file in memory.
 pub fn encode(table: Table, batches: &[RecordBatch]) -> Result<Vec<u8>, ParquetError> {
-    // Level 1: level 3 takes twice the time for a few per cent of the bytes on our events.
-    let level = ZstdLevel::try_new(1)?;
-    let properties = WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
-        .set_key_value_metadata(Some(vec![
-            KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
-            KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
-        ]))
-        .build();
-    let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties))?;
+    let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties(table)?))?;
     for batch in batches {
         writer.write(batch)?;
     }
     writer.into_inner()
+}
+
+/// Columns that grow from row to row by little. As differences they take half the bytes of a
+/// dictionary (on events of a serving workload 8 bytes a row instead of 19, all columns
+/// together), and a fraction of the time.
+const GROWING: [&str; 8] = [
+    "ts",
+    "ts_ns",
+    "ts_enter",
+    "seq",
+    "alloc_seq",
+    "parent_seq",
+    "window_start",
+    "window_end",
+];
+
+/// Columns in which hardly a value comes twice: a dictionary of them is made for nothing.
+const DISTINCT: [&str; 2] = ["duration_ns", "lifetime_ns"];
+
+fn properties(table: Table) -> Result<WriterProperties, ParquetError> {
+    // Level 1: level 3 takes twice the time for a few per cent of the bytes on our events.
+    let level = ZstdLevel::try_new(1)?;
+    let mut properties = WriterProperties::builder()
+        .set_compression(Compression::ZSTD(level))
+        .set_key_value_metadata(Some(vec![
+            KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
+            KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
+        ]));
+    for column in GROWING {
+        let path = ColumnPath::from(column);
+        properties = properties
+            .set_column_dictionary_enabled(path.clone(), false)
+            .set_column_encoding(path, Encoding::DELTA_BINARY_PACKED);
+    }
+    for column in DISTINCT {
+        properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
+    }
+    Ok(properties.build())
 }
 
 /// Reads and checks a whole file: every row group is decoded, so that what is accepted here

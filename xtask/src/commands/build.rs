@@ -2,6 +2,7 @@
 //! dev profile throughout (see docs/decisions/0004-dev-profile.md).
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +26,28 @@ const PROGRAMS: [&str; 7] = [
     "end_to_end",
 ];
 
+/// What benchmarks measure, in the release profile: small programs only, nothing that needs the
+/// query engine, so that it takes minutes and not an hour.
+const MEASURED: [&str; 17] = [
+    "build",
+    "--release",
+    "--locked",
+    "--lib",
+    "--bins",
+    "-p",
+    "vramscope-agent",
+    "-p",
+    "vramscope-bench",
+    "-p",
+    "vramscope-fakes",
+    "-p",
+    "vramscope-fake-cuda",
+    "-p",
+    "vramscope-fake-cudart",
+    "-p",
+    "vramscope-fake-nvml",
+];
+
 /// Builds everything the demo needs.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -41,7 +64,18 @@ pub fn everything(project: &Project) -> Result<()> {
     let toolchain = setup::ensure(project)?;
     ebpf::build(project, &toolchain)?;
     workspace(project, "building the programs", &PROGRAMS)?;
-    install_standins(project)
+    install_standins(&project.binary("vramscope-fakes"), &project.standins())
+}
+
+/// Sets up and builds what benchmarks measure, and the stand-ins they run on.
+pub fn for_measuring(project: &Project) -> Result<()> {
+    let toolchain = setup::ensure(project)?;
+    ebpf::build(project, &toolchain)?;
+    workspace(project, "building what is measured (release)", &MEASURED)?;
+    install_standins(
+        &project.release_binary("vramscope-fakes"),
+        &project.release_standins(),
+    )
 }
 
 /// Runs a cargo command that builds, with a bar over the packages it works through.
@@ -106,19 +140,19 @@ fn count_packages(project: &Project) -> Option<u64> {
     Some(distinct.len() as u64)
 }
 
-/// Copies the stand-in libraries to their folder, under the names programs load.
-fn install_standins(project: &Project) -> Result<()> {
-    let program = project.binary("vramscope-fakes");
-    let output = Command::new(&program)
+/// Copies the stand-in libraries that lie beside `program` to `folder`, under the names that
+/// programs load.
+fn install_standins(program: &Path, folder: &Path) -> Result<()> {
+    let output = Command::new(program)
         .arg("install")
-        .arg(project.standins())
+        .arg(folder)
         .env_remove("LD_LIBRARY_PATH")
         .output()
         .with_context(|| format!("failed to run {}", program.display()))?;
     if !output.status.success() {
         bail!(
             "failed to install the stand-in libraries to {}: {}",
-            project.standins().display(),
+            folder.display(),
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }

@@ -1,10 +1,12 @@
-//! `cargo xtask bench`: measures, and writes `target/bench/NAME.json`.
+//! `cargo xtask bench`: measures, prints a table, and writes `target/bench/NAME.json`.
 //!
-//! A figure that has a target says whether it meets it; one without is there to be watched.
+//! A figure with a target says whether it meets it; one without is there to be watched. A figure
+//! that could not be measured is NULL, with the reason on standard error, and misses its target.
 //! Both sides of a comparison are measured in the same run, in turns, since the machine's speed
-//! drifts more than the differences looked for. Numbers are those of the dev profile.
+//! drifts more than the differences looked for. What is measured is built in the release profile.
 
-mod pairs;
+mod agent;
+mod daemon;
 mod parquet;
 mod probes;
 
@@ -21,66 +23,87 @@ use crate::project::Project;
 /// Measures what tracing costs; writes target/bench/NAME.json.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  cargo xtask bench                  every benchmark
-  cargo xtask bench probes           what a traced cudaMalloc/cudaFree pair costs
-  cargo xtask bench parquet --check  fail if a figure misses its target")]
+  cargo xtask bench probes           what a traced call costs, against an empty probe and bpftrace
+  cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
+  cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
+  cargo xtask bench                  all of them
+
+They need root and at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
     /// Fail if a figure misses its target
     #[arg(long)]
     check: bool,
-    /// Measure here: a CUDA runtime library and how many pairs (what `probes` starts)
-    #[arg(long, hide = true, num_args = 2, value_names = ["LIBRARY", "PAIRS"])]
-    pairs: Option<Vec<String>>,
+    /// Print the JSON instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 /// A benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Name {
-    /// Cost of a traced cudaMalloc/cudaFree pair on the stand-ins.
+    /// Cost of a traced call against an empty pair of probes and against bpftrace.
     Probes,
-    /// Bytes per event as the lake stores them.
+    /// The whole agent: events a second on one core, losses, CPU, memory.
+    Agent,
+    /// Bytes per event in the files of the agent's spool.
     Parquet,
 }
 
-/// One measured number.
+/// Which values are good enough.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Target {
+    AtMost(f64),
+    Below(f64),
+    AtLeast(f64),
+}
+
+/// One measured number; `None` if it could not be measured.
 #[derive(Debug, Clone, PartialEq)]
 struct Figure {
-    value: f64,
+    value: Option<f64>,
     unit: &'static str,
-    /// Highest value that passes.
-    target: Option<f64>,
+    target: Option<Target>,
 }
 
 type Figures = BTreeMap<&'static str, Figure>;
 
 impl Figure {
-    fn watched(value: f64, unit: &'static str) -> Self {
+    fn watched(value: impl Into<Option<f64>>, unit: &'static str) -> Self {
         Self {
-            value,
+            value: value.into(),
             unit,
             target: None,
         }
     }
 
-    fn at_most(value: f64, unit: &'static str, target: f64) -> Self {
+    fn with_target(value: impl Into<Option<f64>>, unit: &'static str, target: Target) -> Self {
         Self {
-            value,
+            value: value.into(),
             unit,
             target: Some(target),
         }
     }
 
+    /// `None` without a target.
     fn passes(&self) -> Option<bool> {
-        self.target.map(|target| self.value <= target)
+        let target = self.target?;
+        Some(self.value.is_some_and(|value| match target {
+            Target::AtMost(limit) => value <= limit,
+            Target::Below(limit) => value < limit,
+            Target::AtLeast(limit) => value >= limit,
+        }))
     }
 
     fn to_json(&self) -> Value {
+        let target = self.target.map(|target| match target {
+            Target::AtMost(limit) | Target::Below(limit) | Target::AtLeast(limit) => limit,
+        });
         json!({
             "value": self.value,
             "unit": self.unit,
-            "target": self.target,
+            "target": target,
             "pass": self.passes(),
         })
     }
@@ -88,10 +111,9 @@ impl Figure {
 
 /// The command.
 pub fn run(project: &Project, options: &Bench) -> Result<()> {
-    if let Some(arguments) = &options.pairs {
-        return pairs::print(arguments);
-    }
-    build::everything(project)?;
+    daemon::require_root()?;
+    build::for_measuring(project)?;
+    daemon::warn_of_other_agents()?;
     let names = if options.names.is_empty() {
         Name::value_variants()
     } else {
@@ -101,56 +123,69 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
     for name in names {
         let (text, figures) = match name {
             Name::Probes => ("probes", probes::measure(project)?),
+            Name::Agent => ("agent", agent::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
         };
-        let path = write(project, text, &figures)?;
-        for (figure, measured) in &figures {
-            println!("{}", line(figure, measured));
-            if measured.passes() == Some(false) {
-                missed.push(*figure);
+        let json = to_json(&figures)?;
+        let path = write(project, text, &json)?;
+        if options.json {
+            print!("{json}");
+        } else {
+            for (figure, measured) in &figures {
+                println!("{}", line(figure, measured));
             }
         }
-        println!("written to {}", path.display());
+        eprintln!("written to {}", path.display());
+        let over = figures
+            .iter()
+            .filter(|(_, figure)| figure.passes() == Some(false));
+        missed.extend(over.map(|(figure, _)| *figure));
     }
     if options.check && !missed.is_empty() {
-        bail!("over target: {}", missed.join(", "));
+        bail!("target missed: {}", missed.join(", "));
     }
     Ok(())
 }
 
 fn line(name: &str, figure: &Figure) -> String {
-    let verdict = match (figure.target, figure.passes()) {
-        (Some(target), Some(true)) => format!("at most {target}: met"),
-        (Some(target), _) => format!("at most {target}: MISSED"),
+    let value = match figure.value {
+        None => "NULL".to_string(),
+        Some(value) if value.abs() >= 1000.0 => format!("{value:.0}"),
+        Some(value) => format!("{value:.2}"),
+    };
+    let target = figure.target.map(|target| match target {
+        Target::AtMost(limit) => format!("at most {limit}"),
+        Target::Below(limit) => format!("below {limit}"),
+        Target::AtLeast(limit) => format!("at least {limit}"),
+    });
+    let verdict = match (target, figure.passes()) {
+        (Some(target), Some(true)) => format!("{target}: met"),
+        (Some(target), _) => format!("{target}: MISSED"),
         (None, _) => String::new(),
     };
-    format!(
-        "{name:<28} {:>12.1} {:<16} {verdict}",
-        figure.value, figure.unit
-    )
-    .trim_end()
-    .to_string()
+    let unit = figure.unit;
+    format!("{name:<28} {value:>12} {unit:<16} {verdict}")
+        .trim_end()
+        .to_string()
 }
 
-fn write(project: &Project, name: &str, figures: &Figures) -> Result<PathBuf> {
-    let folder = project.target.join("bench");
-    let path = folder.join(format!("{name}.json"));
+fn to_json(figures: &Figures) -> Result<String> {
     let figures: serde_json::Map<String, Value> = figures
         .iter()
         .map(|(name, figure)| ((*name).to_string(), figure.to_json()))
         .collect();
     let text = serde_json::to_string_pretty(&json!({ "figures": figures }))
         .context("failed to write JSON")?;
-    std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(&path, text + "\n"))
-        .with_context(|| format!("failed to write {}", path.display()))?;
-    Ok(path)
+    Ok(text + "\n")
 }
 
-/// The middle value; 0 of nothing.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+fn write(project: &Project, name: &str, json: &str) -> Result<PathBuf> {
+    let folder = project.target.join("bench");
+    let path = folder.join(format!("{name}.json"));
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(&path, json))
+        .with_context(|| format!("failed to write {}", path.display()))?;
+    Ok(path)
 }
 
 #[cfg(test)]
@@ -158,16 +193,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_over_its_target_misses() {
-        assert_eq!(Figure::at_most(2.0, "us", 2.0).passes(), Some(true));
-        assert_eq!(Figure::at_most(2.1, "us", 2.0).passes(), Some(false));
+    fn a_figure_beyond_its_target_misses() {
+        let passes = |value: f64, target| Figure::with_target(value, "us", target).passes();
+        assert_eq!(passes(2.0, Target::AtMost(2.0)), Some(true));
+        assert_eq!(passes(2.1, Target::AtMost(2.0)), Some(false));
+        assert_eq!(passes(5.0, Target::Below(5.0)), Some(false));
+        assert_eq!(passes(2.0, Target::AtLeast(2.0)), Some(true));
+        assert_eq!(passes(1.9, Target::AtLeast(2.0)), Some(false));
         assert_eq!(Figure::watched(9.0, "us").passes(), None);
-        let json = Figure::watched(9.0, "us").to_json();
-        assert!(json["target"].is_null() && json["pass"].is_null());
     }
 
+    /// What was not measured must not pass.
     #[test]
-    fn the_median_is_the_middle_one() {
-        assert_eq!(median(&mut [5.0, 1.0, 3.0]), 3.0);
+    fn an_unknown_figure_is_null_and_misses() {
+        let unknown = Figure::with_target(None, "us", Target::AtMost(1.0));
+        assert_eq!(
+            unknown.to_json(),
+            json!({"value": null, "unit": "us", "target": 1.0, "pass": false})
+        );
+        let watched = Figure::watched(None, "us");
+        assert_eq!(
+            watched.to_json(),
+            json!({"value": null, "unit": "us", "target": null, "pass": null})
+        );
     }
 }

@@ -1,92 +1,98 @@
-//! Bytes on disk per event, in the lake that a collector makes of a serving workload's stream.
+//! Bytes on disk per event, in the files as the agent's spool writes them at its default
+//! interval: pairs of an allocation and a free from 200 distinct stacks.
 
-use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
-use super::{Figure, Figures};
-use crate::compare::number;
+use super::agent::{Scene, wait_for_calls};
+use super::{Figure, Figures, Target};
+use crate::children::output;
 use crate::progress::Step;
 use crate::project::Project;
-use crate::system::{Driver, System};
 
-const REQUESTS: &str = "4000";
-const LIMIT: Duration = Duration::from_secs(180);
+const TARGET_BYTES: f64 = 20.0;
 
-/// 17 bytes an event were measured on sorted files of millions of events; a stream that is
-/// committed a few times a second carries more footers and less order.
-const TARGET_BYTES: f64 = 40.0;
+/// What a busy serving engine makes; files at this rate hold some ten thousand rows.
+const RATE: u64 = 20_000;
+const TIME: Duration = Duration::from_secs(10);
 
-/// Runs the serving workload through agent and collector and weighs the table's files.
+/// Columns that are shown.
+const SHOWN: usize = 8;
+
+/// Runs the workload under an agent without a collector, and weighs what is in the spool.
 pub fn measure(project: &Project) -> Result<Figures> {
     let folder = project.target.join("bench").join("parquet");
-    let mut system = System::new(project, &folder, Driver::stand_ins(project))?;
-    let step = Step::start("streaming a serving workload into a lake");
-    system.start_collector()?;
-    system.start_agent()?;
-    let mut workload = system.start_workload(&["demo", "--requests", REQUESTS])?;
-    workload.wait_success(LIMIT)?;
-    system.wait_until_ended(&[workload.id()], LIMIT)?;
-    system.stop_agent()?;
-    system.stop_collector()?;
+    let mut scene = Scene::start(project, &folder)?;
+    let step = Step::start(&format!("{RATE} events a second for {} s", TIME.as_secs()));
+    let mut generator = scene.churn(TIME, RATE)?;
+    wait_for_calls(&mut generator, TIME)?;
+    let status = scene.agent.wait_until_quiet(Duration::from_secs(60))?;
+    scene.agent.stop()?;
     step.done("");
-
-    let rows = system.query("SELECT count(*) AS events FROM alloc_events")?;
-    let events = rows.first().map(|row| number(row, "events"));
-    let events = events.transpose()?.flatten().unwrap_or(0);
-    if events == 0 {
-        bail!("the lake in {} has no events", system.data().display());
+    if status.lost() > 0 {
+        eprintln!("  {} events were lost", status.lost());
     }
-    let (files, bytes) = weigh(&system.data().join("alloc_events"))?;
+
+    let spool = scene.agent.spool();
+    let mut command = Command::new(project.release_binary("vramscope-bench"));
+    command.arg("weigh");
+    let files =
+        std::fs::read_dir(&spool).with_context(|| format!("failed to read {}", spool.display()))?;
+    for file in files {
+        let path = file.context("failed to read the spool")?.path();
+        if path.to_string_lossy().ends_with("-alloc_events.parquet") {
+            command.arg(path);
+        }
+    }
+    let output = output(&mut command)?;
+    if !output.status.success() {
+        bail!(
+            "failed to weigh the spool: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let weighed: Value =
+        serde_json::from_slice(&output.stdout).context("the weighing printed no JSON")?;
+    let number = |name: &str| weighed[name].as_f64().unwrap_or(0.0);
+    let rows = number("rows");
+    if rows == 0.0 {
+        bail!("the spool in {} has no events", spool.display());
+    }
+    show_columns(&weighed, rows);
     Ok(Figures::from([
-        ("events", Figure::watched(events as f64, "events")),
-        ("files", Figure::watched(files as f64, "files")),
         (
             "bytes_per_event",
-            Figure::at_most(bytes as f64 / events as f64, "bytes/event", TARGET_BYTES),
+            Figure::with_target(
+                number("bytes") / rows,
+                "bytes/event",
+                Target::AtMost(TARGET_BYTES),
+            ),
+        ),
+        ("rows", Figure::watched(rows, "events")),
+        ("files", Figure::watched(number("files"), "files")),
+        (
+            "footer_bytes_per_event",
+            Figure::watched(number("footer_bytes") / rows, "bytes/event"),
         ),
     ]))
 }
 
-/// Number and bytes of the Parquet files of a folder, Delta's own log left out.
-fn weigh(folder: &Path) -> Result<(u64, u64)> {
-    let mut total = (0, 0);
-    let entries = std::fs::read_dir(folder)
-        .with_context(|| format!("failed to read {}", folder.display()))?;
-    for entry in entries {
-        let path = entry.context("failed to read a folder")?.path();
-        if path.is_dir() {
-            if path.file_name().is_some_and(|name| name != "_delta_log") {
-                let (files, bytes) = weigh(&path)?;
-                total = (total.0 + files, total.1 + bytes);
-            }
-        } else if path.extension().is_some_and(|ending| ending == "parquet") {
-            let length = path
-                .metadata()
-                .with_context(|| format!("failed to weigh {}", path.display()))?
-                .len();
-            total = (total.0 + 1, total.1 + length);
-        }
-    }
-    Ok(total)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_log_and_other_files_are_left_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let hour = folder.path().join("date=2026-01-01/hour=3");
-        let log = folder.path().join("_delta_log");
-        std::fs::create_dir_all(&hour).unwrap();
-        std::fs::create_dir_all(&log).unwrap();
-        std::fs::write(hour.join("a.parquet"), [0; 100]).unwrap();
-        std::fs::write(hour.join("b.parquet"), [0; 20]).unwrap();
-        std::fs::write(hour.join("c.tmp"), [0; 7]).unwrap();
-        std::fs::write(log.join("checkpoint.parquet"), [0; 5000]).unwrap();
-        assert_eq!(weigh(folder.path()).unwrap(), (2, 120));
-    }
+/// Says which columns take most.
+fn show_columns(weighed: &Value, rows: f64) {
+    let columns = weighed["column_bytes"].as_object();
+    let mut columns: Vec<(&String, f64)> = columns
+        .into_iter()
+        .flatten()
+        .map(|(name, bytes)| (name, bytes.as_f64().unwrap_or(0.0) / rows))
+        .collect();
+    columns.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let shown: Vec<String> = columns
+        .iter()
+        .take(SHOWN)
+        .map(|(name, bytes)| format!("{name} {bytes:.2}"))
+        .collect();
+    eprintln!("  bytes an event by column: {}", shown.join(", "));
 }

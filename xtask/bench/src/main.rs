@@ -1,0 +1,55 @@
+//! `vramscope-bench`: the parts of `cargo xtask bench` that have to be processes of their own.
+//! Not meant to be started by hand; every command prints one JSON object.
+
+mod churn;
+mod empty;
+mod library;
+mod parquet_bytes;
+mod rounds;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Parts of `cargo xtask bench`.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Call one function in copies of one library, in turns, and measure a call in each.
+    Rounds(rounds::Rounds),
+    /// Allocate and free at a pace from many stacks.
+    Churn(churn::Churn),
+    /// Allocate from many stacks, keep all, and wait to be ended.
+    Live(churn::Live),
+    /// Weigh the columns of Parquet files.
+    Weigh {
+        /// Files, or folders of them.
+        paths: Vec<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().part {
+        Part::Rounds(options) => rounds::run(&options),
+        Part::Churn(options) => churn::run(&options),
+        Part::Live(options) => churn::live(&options),
+        Part::Weigh { paths } => parquet_bytes::weigh(&paths),
+    };
+    match outcome {
+        Ok(json) => {
+            println!("{json}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("vramscope-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
