@@ -241,6 +241,13 @@ configuration! {
     /// to 96 bytes of memory. Beyond that new ones are written but not followed, and counted as
     /// lost (live_full).
     live_limit: usize = 16_000_000, "VRAMSCOPE_LIVE_LIMIT";
+    /// Bytes of the kernel's ring for records, a power of two from 4096 on. What comes while it is
+    /// full is lost and counted (ring_full). Takes effect when the probes are made anew.
+    ring_bytes: usize = 16 << 20, "VRAMSCOPE_RING_BYTES";
+    /// How many threads may have been inside a traced call and still live; some 900 bytes of
+    /// kernel memory for each that has. Calls of others are lost and counted (threads_full). Takes
+    /// effect when the probes are made anew.
+    threads_limit: usize = 65_536, "VRAMSCOPE_THREADS_LIMIT";
     /// Hook a whole library by one link where the kernel can (6.6 on); false: one perf event for
     /// each function, which every kernel can. Takes effect when the probes are made anew.
     uprobe_multi: bool = true, "VRAMSCOPE_UPROBE_MULTI";

@@ -61,7 +61,12 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 
     let checks = Checks::run(config.uprobe_multi)?;
     let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
-    let (probes, channel) = bpf::load_pinned(&config.pin_path, next_seq, uprobe_multi)?;
+    let (probes, channel) = bpf::load_pinned(
+        &config.pin_path,
+        next_seq,
+        bpf::Sizes::of(&config)?,
+        uprobe_multi,
+    )?;
     let mut resumed = resume(frames, &channel, &host);
     if journal.was_damaged() {
         let window = resumed.state.window.get_or_insert_with(Counts::begin);

@@ -33,7 +33,7 @@ use aya_ebpf::{
 use vramscope_ebpf_abi::{
     Action, CONTEXTS, Call, CallStack, Cookie, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA,
     FLAG_OUT, FLAG_OUT_FAULT, FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT,
-    Loss, MAX_DEPTH, MAX_THREADS, NO_ARG, Process, RING_BYTES, STACK_FRAMES,
+    Loss, MAX_DEPTH, NO_ARG, Process, STACK_FRAMES,
 };
 
 const BPF_F_NO_PREALLOC: u32 = 1;
@@ -73,12 +73,14 @@ struct Thread {
     calls: [InFlight; MAX_DEPTH],
 }
 
+// Sizes of EVENTS and THREADS are the loader's to set.
+
 #[map]
-static EVENTS: RingBuf = RingBuf::with_byte_size(RING_BYTES, 0);
+static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
 
 /// Keyed by thread id. Entries are made at a thread's first call and removed at its exit.
 #[map]
-static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(MAX_THREADS, BPF_F_NO_PREALLOC);
+static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
 
 /// One zeroed entry, never written: a new thread's value is copied from here, since a `Thread`
 /// is too large for the 512-byte BPF stack.
@@ -105,6 +107,24 @@ fn lose(cause: Loss) {
         // the addition is atomic.
         unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(count, 1) };
     }
+}
+
+/// Counts a call that would have made a record.
+#[inline(always)]
+fn lose_call(ctx: *mut core::ffi::c_void, cause: Loss) {
+    // SAFETY: the helper takes the program's context.
+    let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) });
+    if records(cookie.action) {
+        lose(cause);
+    }
+}
+
+#[inline(always)]
+fn records(action: Action) -> bool {
+    matches!(
+        action,
+        Action::Record | Action::RecordContext | Action::RecordEnd
+    )
 }
 
 #[inline(always)]
@@ -148,7 +168,9 @@ fn drop_abandoned(thread: &mut Thread, sp: u64) {
         if top.sp > sp {
             break;
         }
-        lose(Loss::MissedReturn);
+        if records(Cookie::unpack(top.cookie).action) {
+            lose(Loss::MissedReturn);
+        }
         thread.depth = depth - 1;
     }
 }
@@ -168,17 +190,14 @@ pub fn enter(ctx: ProbeContext) -> u32 {
     drop_abandoned(thread, sp);
     let depth = thread.depth;
     if depth >= MAX_DEPTH as u64 {
-        lose(Loss::TooDeep);
+        lose_call(ctx.as_ptr(), Loss::TooDeep);
         thread.skipped += 1;
         return 0;
     }
     // SAFETY: the helper takes the program's context.
     let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     let cookie = Cookie::unpack(packed);
-    let records = matches!(
-        cookie.action,
-        Action::Record | Action::RecordContext | Action::RecordEnd
-    );
+    let records = records(cookie.action);
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_ns() };
     let chain_ns = if records {
@@ -214,10 +233,13 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     let tid = pid_tgid as u32;
     let Some(thread) = THREADS.get_ptr_mut(tid) else {
         // There is room now: the entry was not seen. There is none: there was none then.
-        lose(match thread(tid) {
-            Some(_) => Loss::MissedEntry,
-            None => Loss::ThreadsFull,
-        });
+        lose_call(
+            ctx.as_ptr(),
+            match thread(tid) {
+                Some(_) => Loss::MissedEntry,
+                None => Loss::ThreadsFull,
+            },
+        );
         return 0;
     };
     // SAFETY: as in `enter`.
@@ -229,7 +251,7 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     drop_abandoned(thread, sp - 1);
     let depth = thread.depth;
     if depth == 0 || depth > MAX_DEPTH as u64 {
-        lose(Loss::MissedEntry);
+        lose_call(ctx.as_ptr(), Loss::MissedEntry);
         return 0;
     }
     let top = &raw const thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
@@ -242,7 +264,7 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
             // Counted at its entry.
             thread.skipped -= 1;
         } else {
-            lose(Loss::MissedEntry);
+            lose_call(ctx.as_ptr(), Loss::MissedEntry);
         }
         return 0;
     }

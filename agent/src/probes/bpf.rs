@@ -52,6 +52,37 @@ pub(super) const TRACEPOINTS: [(&str, &str); 2] = [
 /// Why a function is not hooked that its library does not have.
 pub const NOT_EXPORTED: &str = "not exported by this library";
 
+/// How large the kernel side's tables are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// A power of two.
+    pub ring_bytes: u32,
+    pub threads: u32,
+}
+
+impl Sizes {
+    pub fn of(config: &crate::config::Config) -> anyhow::Result<Self> {
+        let ring_bytes = u32::try_from(config.ring_bytes)
+            .ok()
+            .filter(|bytes| bytes.is_power_of_two() && *bytes >= 4096 && *bytes <= 1 << 30);
+        let threads = u32::try_from(config.threads_limit).ok().filter(|n| *n > 0);
+        Ok(Self {
+            ring_bytes: ring_bytes.with_context(|| {
+                format!(
+                    "ring_bytes is {}: it has to be a power of two from 4096 to 1073741824",
+                    config.ring_bytes
+                )
+            })?,
+            threads: threads.with_context(|| {
+                format!(
+                    "threads_limit is {}: it has to be at least 1 and below 4294967296",
+                    config.threads_limit
+                )
+            })?,
+        })
+    }
+}
+
 /// Whether a function of one library is probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
@@ -67,16 +98,16 @@ pub struct Probes {
     pub(super) pins: Option<PathBuf>,
     pub(super) attached: HashMap<FileId, Vec<Attachment>>,
     /// Programs for links that hook a whole library, where the kernel has them.
-    pub(super) multi: Option<Multi>,
+    pub(super) multi: Option<MultiPrograms>,
     /// Such links of the unpinned form, the other links of that form, and those to tracepoints.
     pub(super) links: Vec<(FileId, OwnedFd)>,
     pub(super) perf_links: Vec<(FileId, &'static str, UProbeLinkId)>,
     pub(super) tracepoint_links: Vec<(&'static str, RawTracePointLinkId)>,
 }
 
-pub(super) struct Multi {
-    enter: OwnedFd,
-    leave: OwnedFd,
+pub(super) struct MultiPrograms {
+    pub enter: OwnedFd,
+    pub leave: OwnedFd,
 }
 
 pub(super) enum Programs {
@@ -109,8 +140,8 @@ impl Programs {
 
 /// Loads the programs for one command; they go away with this process. Sequence numbers start
 /// at 1.
-pub fn load_unpinned(uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
-    let mut ebpf = load_object()?;
+pub fn load_unpinned(sizes: Sizes, uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
+    let mut ebpf = load_object(sizes)?;
     let multi = load_multi(&ebpf, uprobe_multi);
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
@@ -127,11 +158,21 @@ pub fn load_unpinned(uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
     Ok((probes, channel))
 }
 
+/// The ring and the programs, attached to nothing but what tests attach.
+#[cfg(test)]
+pub(super) fn load_for_test(sizes: Sizes) -> anyhow::Result<(Channel, Option<MultiPrograms>)> {
+    let mut ebpf = load_object(sizes)?;
+    let multi = load_multi(&ebpf, true);
+    let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
+    Ok((channel, multi))
+}
+
 /// Loads and pins the programs below `root`, or goes on with those an earlier agent left there.
 /// New maps start their sequence numbers at `next_seq`.
 pub fn load_pinned(
     root: &Path,
     next_seq: u64,
+    sizes: Sizes,
     uprobe_multi: bool,
 ) -> anyhow::Result<(Probes, Channel)> {
     bpffs::ensure_mounted(root)?;
@@ -144,7 +185,7 @@ pub fn load_pinned(
         remove_pins(root)?;
         fs::create_dir_all(&links)
             .with_context(|| format!("failed to create {}", links.display()))?;
-        let mut ebpf = load_object()?;
+        let mut ebpf = load_object(sizes)?;
         for name in MAPS {
             let map = ebpf
                 .map_mut(name)
@@ -192,7 +233,7 @@ pub fn load_pinned(
     let open = |name: &str| multi::open_pin(&pins.join(name)).ok();
     let multi = open("enter-multi")
         .zip(open("leave-multi"))
-        .map(|(enter, leave)| Multi { enter, leave });
+        .map(|(enter, leave)| MultiPrograms { enter, leave });
     let programs = Programs::Pinned(Box::new(Pinned {
         enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
         leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
@@ -242,13 +283,17 @@ fn identity() -> u64 {
     hash.digest()
 }
 
-fn load_object() -> anyhow::Result<Ebpf> {
+fn load_object(sizes: Sizes) -> anyhow::Result<Ebpf> {
     if OBJECT.is_empty() {
         bail!(
             "this agent was built without its BPF program: run `cargo xtask ebpf` and build it again"
         );
     }
-    let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| {
+    let mut loader = EbpfLoader::new();
+    loader
+        .map_max_entries("EVENTS", sizes.ring_bytes)
+        .map_max_entries("THREADS", sizes.threads);
+    let mut ebpf = loader.load(OBJECT).map_err(|error| {
         anyhow::anyhow!(
             "failed to load the BPF program: {}; it needs a kernel from 5.15 on with BPF, and root or CAP_BPF + CAP_PERFMON + CAP_SYS_ADMIN",
             chain(&error)
@@ -276,7 +321,7 @@ fn load_object() -> anyhow::Result<Ebpf> {
 }
 
 /// Kernels before 6.6 know no uprobe-multi links; perf events do the same, slower to take away.
-fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<Multi> {
+fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<MultiPrograms> {
     if !wanted {
         return None;
     }
@@ -298,7 +343,7 @@ fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<Multi> {
             .inspect_err(|error| info!("hooking by perf events: {error:#}"))
             .ok()
     };
-    Some(Multi {
+    Some(MultiPrograms {
         enter: load("enter")?,
         leave: load("leave")?,
     })

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use anyhow::Context;
 use aya::maps::{Array, Map, MapData, PerCpuArray};
-use vramscope_ebpf_abi::{Loss, RING_BYTES};
+use vramscope_ebpf_abi::Loss;
 
 use super::ring::Ring;
 
@@ -24,7 +24,10 @@ impl Channel {
         mut map: impl FnMut(&str) -> anyhow::Result<MapData>,
         next_seq: Option<u64>,
     ) -> anyhow::Result<Self> {
-        let ring = Ring::open(map("EVENTS")?.fd().as_fd(), RING_BYTES)
+        let events = map("EVENTS")?;
+        // Pinned by an earlier agent, it may have another size than ours would.
+        let bytes = events.info().context("failed to ask for the ring's size")?;
+        let ring = Ring::open(events.fd().as_fd(), bytes.max_entries())
             .context("failed to map the ring buffer")?;
         let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
         if let Some(next_seq) = next_seq {

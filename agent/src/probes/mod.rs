@@ -6,6 +6,8 @@ pub mod channel;
 mod detach;
 pub mod features;
 pub mod hooks;
+#[cfg(test)]
+mod kernel_tests;
 mod multi;
 pub mod order;
 pub mod preflight;

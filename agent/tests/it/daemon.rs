@@ -38,6 +38,13 @@ impl<'a> Daemon<'a> {
         }
     }
 
+    /// The same, and the bench's libraries are hooked before any process maps them.
+    pub fn hooking(bench: &'a Bench, name: &str, options: &[&str]) -> Self {
+        let folder = bench.libraries();
+        let files = format!("{0}/libcuda.so.1,{0}/libcudart.so.13", folder.display());
+        Self::new(bench, name, &[&["--libraries", &files], options].concat())
+    }
+
     pub fn spool(&self) -> PathBuf {
         self.bench.trace().join("spool")
     }
@@ -85,9 +92,11 @@ impl<'a> Daemon<'a> {
 
     /// Starts it and waits until it is ready.
     pub fn start(&mut self) {
+        let log = self.bench.root().join("daemon.log");
         let mut child = self
             .command("serve")
             .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -95,7 +104,8 @@ impl<'a> Daemon<'a> {
             .read_line(&mut line)
             .unwrap();
         self.child = Some(child);
-        assert_eq!(line, "ready\n");
+        let log = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert_eq!(line, "ready\n", "{}", log());
     }
 
     pub fn stop(&mut self) {
@@ -104,6 +114,23 @@ impl<'a> Daemon<'a> {
             unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
             assert!(child.wait().unwrap().success());
         }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Waits until the libraries of the test's bench are hooked.
+    pub fn wait_hooked_libraries(&self) {
+        self.wait_hooked(&self.bench.libraries().to_string_lossy());
     }
 
     /// The state that it wrote last.

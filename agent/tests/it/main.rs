@@ -4,6 +4,7 @@
 
 mod daemon;
 mod discovery;
+mod losses;
 mod program;
 mod safety;
 mod serve;

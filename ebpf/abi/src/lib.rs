@@ -18,17 +18,11 @@ pub const STACK_FRAMES: usize = 64;
 /// Nested traced calls kept per thread. The runtime calls the driver: two in practice.
 pub const MAX_DEPTH: usize = 8;
 
-/// Bytes of the ring buffer; about 23,000 records with stacks.
-pub const RING_BYTES: u32 = 16 << 20;
-
 /// Words of a structure that a call's argument points to, kept with its record.
 pub const EXTRA_WORDS: usize = 4;
 
 /// Contexts remembered of a thread's stack of current contexts, the current one included.
 pub const CONTEXTS: usize = 4;
-
-/// Threads that may have been inside a traced call and still live.
-pub const MAX_THREADS: u32 = 65_536;
 
 /// A call, without a stack: it was made inside another traced call, whose record has the stack.
 pub const KIND_CALL: u32 = 1;

@@ -1,0 +1,240 @@
+//! What is lost is counted to the call, and told where anybody looks.
+
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Int32Type, Int64Type};
+use vramscope_fakes::card::CONTEXT_OVERHEAD_BYTES;
+use vramscope_fakes::ledger::Kind;
+use vramscope_wire::Table;
+
+use crate::daemon::Daemon;
+use crate::standins::Bench;
+
+fn workload(bench: &Bench, arguments: &[&str]) -> Command {
+    let mut command = Command::new(Bench::workload());
+    command
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", bench.libraries())
+        .env("VRAMSCOPE_FAKE_DIR", bench.books())
+        .stdout(Stdio::null());
+    command
+}
+
+fn run(bench: &Bench, arguments: &[&str]) {
+    assert!(workload(bench, arguments).status().unwrap().success());
+}
+
+fn signal(child: u32, signal: i32) {
+    // SAFETY: a child of ours, not waited for yet.
+    assert_eq!(unsafe { libc::kill(child as i32, signal) }, 0);
+}
+
+fn long(batch: &RecordBatch, name: &str, row: usize) -> i64 {
+    let column = batch.column_by_name(name).unwrap();
+    column.as_primitive::<Int64Type>().value(row)
+}
+
+fn text<'a>(batch: &'a RecordBatch, name: &str, row: usize) -> &'a str {
+    let column = batch.column_by_name(name).unwrap().as_string::<i32>();
+    if column.is_null(row) {
+        ""
+    } else {
+        column.value(row)
+    }
+}
+
+fn flag(batch: &RecordBatch, name: &str, row: usize) -> bool {
+    batch.column_by_name(name).unwrap().as_boolean().value(row)
+}
+
+/// Rows of a table for which `of` gives a number, summed.
+fn sum(daemon: &Daemon<'_>, table: Table, of: impl Fn(&RecordBatch, usize) -> i64) -> i64 {
+    let rows = daemon.rows(table);
+    rows.iter()
+        .flat_map(|batch| (0..batch.num_rows()).map(|row| of(batch, row)))
+        .sum()
+}
+
+/// What all windows together say of a cause.
+fn lost(daemon: &Daemon<'_>, cause: &str) -> i64 {
+    sum(daemon, Table::AgentWindows, |batch, row| {
+        let list = batch.column_by_name("lost_by_cause").unwrap();
+        let list = list.as_list::<i32>().value(row);
+        let entries = list.as_struct();
+        let names = entries.column_by_name("cause").unwrap().as_string::<i32>();
+        let counts = entries.column_by_name("count").unwrap();
+        let counts = counts.as_primitive::<Int64Type>();
+        let of_cause = (0..names.len()).filter(|i| names.value(*i) == cause);
+        let total = of_cause.map(|i| counts.value(i)).sum();
+        assert!(total == 0 || flag(batch, "lossy", row));
+        total
+    })
+}
+
+/// Calls that succeeded, as the driver's own books count them.
+fn calls(bench: &Bench) -> i64 {
+    let ledgers = bench.ledgers();
+    let totals = ledgers.iter().flat_map(|ledger| {
+        Kind::ALL
+            .iter()
+            .flat_map(|kind| (0..2).map(|device| ledger.totals(device, *kind)))
+    });
+    totals.map(|t| (t.allocations + t.frees) as i64).sum()
+}
+
+/// The daemon is stopped while four threads make 4001 pairs of calls, runtime over driver: the
+/// ring holds some hundred records. Rows and losses together are all that was called.
+#[test]
+fn what_a_full_ring_drops_is_counted_to_the_call() {
+    let Some(bench) = Bench::new() else { return };
+    let mut daemon = Daemon::hooking(&bench, "ring", &["--ring-bytes", "65536"]);
+    daemon.start();
+    daemon.wait_hooked_libraries();
+    signal(daemon.pid(), libc::SIGSTOP);
+    run(&bench, &["race", "--threads", "4", "--iterations", "1000"]);
+    signal(daemon.pid(), libc::SIGCONT);
+    daemon.wait_for("lost", |status| status["lost"]["ring_full"].is_u64());
+    daemon.stop();
+    let rows = sum(&daemon, Table::AllocEvents, |batch, row| {
+        i64::from(!flag(batch, "implicit", row))
+    });
+    let lost = lost(&daemon, "ring_full");
+    assert!(rows > 10 && lost > 1000, "{rows} rows, {lost} lost");
+    assert_eq!(rows + lost, 2 * calls(&bench));
+}
+
+#[test]
+fn what_the_books_have_no_room_for_is_counted() {
+    let Some(bench) = Bench::new() else { return };
+    let mut daemon = Daemon::hooking(&bench, "limit", &["--live-limit", "10"]);
+    daemon.start();
+    daemon.wait_hooked_libraries();
+    let mut program = workload(&bench, &["live", "--count", "50", "--driver"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(program.wait().unwrap().success());
+    daemon.stop();
+    let counted = sum(&daemon, Table::AllocEvents, |batch, row| {
+        i64::from(flag(batch, "counted", row) && text(batch, "op", row) == "alloc")
+    });
+    let rows = sum(&daemon, Table::AllocEvents, |batch, row| {
+        i64::from(!flag(batch, "implicit", row))
+    });
+    assert_eq!((rows, counted, lost(&daemon, "live_full")), (50, 10, 40));
+}
+
+/// Two blocks of 4 MiB before the agent came, two of 2 MiB after.
+#[test]
+fn a_process_older_than_the_agent_has_a_baseline() {
+    const MIB: i64 = 1 << 20;
+    let Some(bench) = Bench::new() else { return };
+    let arguments = ["older", "--before", "2", "--after", "2"];
+    let mut program: Child = workload(&bench, &arguments)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Its books are there once it has allocated.
+    while bench
+        .ledgers()
+        .iter()
+        .map(|l| l.totals(0, Kind::Device).allocations)
+        .sum::<u64>()
+        < 2
+    {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let options = ["--sample-interval", "100ms"];
+    let mut daemon = Daemon::hooking(&bench, "older", &options);
+    daemon.start();
+    daemon.wait_hooked_libraries();
+    let baseline = |daemon: &Daemon<'_>| {
+        sum(daemon, Table::AllocEvents, |batch, row| {
+            let is_baseline = text(batch, "api", row) == "baseline";
+            assert!(!is_baseline || !flag(batch, "counted", row));
+            if is_baseline {
+                long(batch, "bytes", row)
+            } else {
+                0
+            }
+        })
+    };
+    daemon.wait_for("a baseline", |_| baseline(&daemon) > 0);
+    program.stdin.take().unwrap().write_all(b"go on\n").unwrap();
+    assert!(program.wait().unwrap().success());
+    daemon.stop();
+    assert_eq!(baseline(&daemon), 8 * MIB + CONTEXT_OVERHEAD_BYTES as i64);
+    // Of the two frees one is of a block from before: its size is not known, so it counts nowhere.
+    let ended = sum(&daemon, Table::AllocEvents, |batch, row| {
+        let is_free = text(batch, "api", row) == "cuMemFree_v2";
+        let bytes = batch.column_by_name("bytes").unwrap();
+        assert!(!is_free || bytes.is_null(row) != flag(batch, "counted", row));
+        i64::from(is_free && bytes.is_null(row))
+    });
+    assert_eq!(ended, 1);
+    let begun = sum(&daemon, Table::AllocEvents, |batch, row| {
+        let counts = flag(batch, "counted", row) && text(batch, "memory_kind", row) == "device";
+        let begins = counts && text(batch, "op", row) == "alloc";
+        if begins { long(batch, "bytes", row) } else { 0 }
+    });
+    assert_eq!(begun, 4 * MIB);
+}
+
+/// Several windows, the agent killed in between: roll-ups, by device and by stack, add up to the
+/// driver's own books, and so do the raw rows.
+#[test]
+fn roll_ups_add_up_over_windows_and_kills() {
+    let Some(bench) = Bench::new() else { return };
+    let options = ["--window", "300ms"];
+    let mut daemon = Daemon::hooking(&bench, "windows", &options);
+    daemon.start();
+    daemon.wait_hooked_libraries();
+    let arguments = ["paced", "--seconds", "3", "--rate", "200"];
+    let mut program = workload(&bench, &arguments).spawn().unwrap();
+    for wait_ms in [700, 430, 910] {
+        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        daemon.kill();
+        daemon.start();
+    }
+    assert!(program.wait().unwrap().success());
+    let pid = i64::from(program.id());
+    daemon.wait_for("over", |status| status["processes"] == 0);
+    daemon.stop();
+    let books = bench.ledgers();
+    let books = books[0].totals(0, Kind::Device);
+    let books = [
+        books.allocated_bytes,
+        books.allocations,
+        // The end of the process ends the rest.
+        books.allocated_bytes,
+        books.allocations,
+    ]
+    .map(|figure| figure as i64);
+    for table in [Table::DeviceWindows, Table::StackWindows] {
+        let of = |name: &'static str| {
+            sum(&daemon, table, |batch, row| {
+                let pids = batch.column_by_name("pid").unwrap();
+                let ours = i64::from(pids.as_primitive::<Int32Type>().value(row)) == pid;
+                if ours { long(batch, name, row) } else { 0 }
+            })
+        };
+        let names = ["alloc_bytes", "alloc_count", "free_bytes", "free_count"];
+        assert_eq!(names.map(of), books, "{table:?}");
+    }
+    let peak = daemon
+        .rows(Table::DeviceWindows)
+        .iter()
+        .fold(0, |peak, batch| {
+            (0..batch.num_rows())
+                .map(|row| long(batch, "process_peak_bytes", row))
+                .fold(peak, i64::max)
+        });
+    assert_eq!(
+        peak,
+        bench.ledgers()[0].totals(0, Kind::Device).peak_bytes as i64
+    );
+    assert!(daemon.rows(Table::DeviceWindows).len() > 3);
+    assert!(daemon.causes().is_empty(), "{:?}", daemon.causes());
+}
