@@ -278,7 +278,9 @@ pub fn switch_off(config: &Config, reason: &str) -> anyhow::Result<String> {
         while Instant::now() < end {
             let status = status::read(&config.spool);
             if status.is_ok_and(|(status, _)| status.discovery.off.is_some()) {
-                return Ok(format!("the running agent has taken its probes out ({file})"));
+                return Ok(format!(
+                    "the running agent has taken its probes out ({file})"
+                ));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -289,7 +291,10 @@ pub fn switch_off(config: &Config, reason: &str) -> anyhow::Result<String> {
     };
     let found = bpf::remove_pins(&config.pin_path)?;
     Ok(if found {
-        format!("took the probes below {} out; agents stay off while {file} exists", config.pin_path.display())
+        format!(
+            "took the probes below {} out; agents stay off while {file} exists",
+            config.pin_path.display()
+        )
     } else {
         format!("no probes were in the kernel; agents stay off while {file} exists")
     })

@@ -139,11 +139,7 @@ fn discovery(text: &mut String, report: &Report) {
     } else {
         "a perf event for each function"
     };
-    let _ = writeln!(
-        text,
-        "  kernel         {}: {hooks}",
-        checks.features.kernel
-    );
+    let _ = writeln!(text, "  kernel         {}: {hooks}", checks.features.kernel);
     for feature in &checks.features.features {
         let has = if feature.available { "yes" } else { "no " };
         let reason = feature.reason.as_ref();
@@ -156,7 +152,11 @@ fn discovery(text: &mut String, report: &Report) {
             reason.unwrap_or_default()
         );
     }
-    let has = if checks.preflight.survives { "yes" } else { "no " };
+    let has = if checks.preflight.survives {
+        "yes"
+    } else {
+        "no "
+    };
     let _ = writeln!(
         text,
         "    {has} {:<14} {}",

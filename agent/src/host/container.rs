@@ -87,31 +87,164 @@ mod tests {
     fn paths_of_every_engine() {
         let under = UID.replace('-', "_");
         let cases: &[(&str, String, Option<&str>, Option<&str>)] = &[
-            ("bare process", "0::/user.slice/user-1000.slice/session-2.scope".into(), None, None),
-            ("systemd service", "0::/system.slice/nvidia-persistenced.service".into(), None, None),
+            (
+                "bare process",
+                "0::/user.slice/user-1000.slice/session-2.scope".into(),
+                None,
+                None,
+            ),
+            (
+                "systemd service",
+                "0::/system.slice/nvidia-persistenced.service".into(),
+                None,
+                None,
+            ),
             ("root", "0::/".into(), None, None),
-            ("docker v1 cgroupfs", format!("12:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}"), Some(ID), None),
-            ("docker v2 systemd", format!("0::/system.slice/docker-{ID}.scope"), Some(ID), None),
-            ("docker v2, a folder below", format!("0::/system.slice/docker-{ID}.scope/init"), Some(ID), None),
-            ("docker in docker", format!("0::/docker/{}/docker/{ID}", ID.replace('3', "4")), Some(ID), None),
-            ("containerd by ctr", format!("0::/default/{ID}"), Some(ID), None),
-            ("podman v2", format!("0::/machine.slice/libpod-{ID}.scope/container"), Some(ID), None),
-            ("podman rootless", format!("0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope"), Some(ID), None),
-            ("podman's monitor", format!("0::/machine.slice/libpod-conmon-{ID}.scope"), None, None),
-            ("k8s v1 cgroupfs, docker", format!("11:devices:/kubepods/burstable/pod{UID}/{ID}"), Some(ID), Some(UID)),
-            ("k8s v1 cgroupfs, guaranteed", format!("4:memory:/kubepods/pod{UID}/{ID}"), Some(ID), Some(UID)),
-            ("k8s v1 systemd, docker", format!("9:cpu:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{under}.slice/docker-{ID}.scope"), Some(ID), Some(UID)),
-            ("k8s v2 systemd, containerd", format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"), Some(ID), Some(UID)),
-            ("k8s v2 systemd, guaranteed", format!("0::/kubepods.slice/kubepods-pod{under}.slice/cri-containerd-{ID}.scope"), Some(ID), Some(UID)),
-            ("k8s v2 systemd, CRI-O", format!("0::/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope/container"), Some(ID), Some(UID)),
-            ("k8s CRI-O's monitor", format!("0::/kubepods.slice/kubepods-pod{under}.slice/crio-conmon-{ID}.scope"), None, Some(UID)),
-            ("containerd with a mixed driver", format!("0::/system.slice/containerd.service/kubepods-burstable-pod{under}.slice:cri-containerd:{ID}"), Some(ID), Some(UID)),
-            ("k8s static pod", format!("0::/kubepods/burstable/pod{STATIC}/{ID}"), Some(ID), Some(STATIC)),
-            ("kind", format!("0::/docker/{}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope", ID.replace('3', "4")), Some(ID), Some(UID)),
-            ("from inside another cgroup namespace", format!("0::/../../kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"), Some(ID), Some(UID)),
-            ("v1 with controllers in the root", format!("3:pids:/\n2:cpu,cpuacct:/kubepods/besteffort/pod{UID}/{ID}\n1:name=systemd:/"), Some(ID), Some(UID)),
-            ("a hexadecimal name that is too short", "0::/docker/3f2b8f0c9d1e".into(), None, None),
-            ("a user's folder that is named like a pod", "0::/kubepods/tripod/x".into(), None, None),
+            (
+                "docker v1 cgroupfs",
+                format!("12:memory:/docker/{ID}\n1:name=systemd:/docker/{ID}"),
+                Some(ID),
+                None,
+            ),
+            (
+                "docker v2 systemd",
+                format!("0::/system.slice/docker-{ID}.scope"),
+                Some(ID),
+                None,
+            ),
+            (
+                "docker v2, a folder below",
+                format!("0::/system.slice/docker-{ID}.scope/init"),
+                Some(ID),
+                None,
+            ),
+            (
+                "docker in docker",
+                format!("0::/docker/{}/docker/{ID}", ID.replace('3', "4")),
+                Some(ID),
+                None,
+            ),
+            (
+                "containerd by ctr",
+                format!("0::/default/{ID}"),
+                Some(ID),
+                None,
+            ),
+            (
+                "podman v2",
+                format!("0::/machine.slice/libpod-{ID}.scope/container"),
+                Some(ID),
+                None,
+            ),
+            (
+                "podman rootless",
+                format!(
+                    "0::/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope"
+                ),
+                Some(ID),
+                None,
+            ),
+            (
+                "podman's monitor",
+                format!("0::/machine.slice/libpod-conmon-{ID}.scope"),
+                None,
+                None,
+            ),
+            (
+                "k8s v1 cgroupfs, docker",
+                format!("11:devices:/kubepods/burstable/pod{UID}/{ID}"),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s v1 cgroupfs, guaranteed",
+                format!("4:memory:/kubepods/pod{UID}/{ID}"),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s v1 systemd, docker",
+                format!(
+                    "9:cpu:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{under}.slice/docker-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s v2 systemd, containerd",
+                format!(
+                    "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s v2 systemd, guaranteed",
+                format!("0::/kubepods.slice/kubepods-pod{under}.slice/cri-containerd-{ID}.scope"),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s v2 systemd, CRI-O",
+                format!("0::/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope/container"),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s CRI-O's monitor",
+                format!("0::/kubepods.slice/kubepods-pod{under}.slice/crio-conmon-{ID}.scope"),
+                None,
+                Some(UID),
+            ),
+            (
+                "containerd with a mixed driver",
+                format!(
+                    "0::/system.slice/containerd.service/kubepods-burstable-pod{under}.slice:cri-containerd:{ID}"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "k8s static pod",
+                format!("0::/kubepods/burstable/pod{STATIC}/{ID}"),
+                Some(ID),
+                Some(STATIC),
+            ),
+            (
+                "kind",
+                format!(
+                    "0::/docker/{}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope",
+                    ID.replace('3', "4")
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "from inside another cgroup namespace",
+                format!("0::/../../kubepods-burstable-pod{under}.slice/cri-containerd-{ID}.scope"),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "v1 with controllers in the root",
+                format!(
+                    "3:pids:/\n2:cpu,cpuacct:/kubepods/besteffort/pod{UID}/{ID}\n1:name=systemd:/"
+                ),
+                Some(ID),
+                Some(UID),
+            ),
+            (
+                "a hexadecimal name that is too short",
+                "0::/docker/3f2b8f0c9d1e".into(),
+                None,
+                None,
+            ),
+            (
+                "a user's folder that is named like a pod",
+                "0::/kubepods/tripod/x".into(),
+                None,
+                None,
+            ),
         ];
         for (name, text, id, uid) in cases {
             let container = Container::parse(text, None, None);
@@ -122,7 +255,14 @@ mod tests {
 
     #[test]
     fn lines_without_sense_tell_nothing() {
-        for text in ["", ":::", "1:a", "0::", "0::/kubepods/pod", "0::/kubepods/podx_y"] {
+        for text in [
+            "",
+            ":::",
+            "1:a",
+            "0::",
+            "0::/kubepods/pod",
+            "0::/kubepods/podx_y",
+        ] {
             let container = Container::parse(text, None, None);
             assert_eq!(container, Container::default(), "{text:?}");
         }

@@ -93,10 +93,14 @@ fn below(
             continue;
         };
         // As seen by the agent, by the process, and by the host's first process.
-        let roots: Vec<PathBuf> = ["/".to_string(), format!("/proc/{pid}/root"), "/proc/1/root".to_string()]
-            .iter()
-            .map(PathBuf::from)
-            .collect();
+        let roots: Vec<PathBuf> = [
+            "/".to_string(),
+            format!("/proc/{pid}/root"),
+            "/proc/1/root".to_string(),
+        ]
+        .iter()
+        .map(PathBuf::from)
+        .collect();
         let bases = bases(&mount);
         for layer in mount.layers() {
             for place in places(&layer, &roots, &bases) {
@@ -343,7 +347,10 @@ mod tests {
         let line = r"61 30 0:51 /sub /mnt/a\040b rw shared:1 master:2 - overlay none rw,lowerdir+=/one:1,lowerdir+=/two\054,upperdir=/up";
         let mount = Mount::parse(line).unwrap();
         assert_eq!(mount.layers(), ["/up", "/one:1", "/two,"]);
-        assert_eq!(mount.inside("/mnt/a b/lib/x").as_deref(), Some("/sub/lib/x"));
+        assert_eq!(
+            mount.inside("/mnt/a b/lib/x").as_deref(),
+            Some("/sub/lib/x")
+        );
     }
 
     #[test]
@@ -352,7 +359,10 @@ mod tests {
         let path = file.path().to_string_lossy();
         let real = RealFile::of(file.path(), &path, std::process::id()).unwrap();
         assert_eq!(real.id, FileId::of(file.path()).unwrap());
-        assert_eq!((real.open_path.as_path(), real.unresolved), (file.path(), None));
+        assert_eq!(
+            (real.open_path.as_path(), real.unresolved),
+            (file.path(), None)
+        );
     }
 
     proptest! {

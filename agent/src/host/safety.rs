@@ -75,10 +75,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    pub fn new(
-        config: &Config,
-        preflight: &Preflight,
-    ) -> Self {
+    pub fn new(config: &Config, preflight: &Preflight) -> Self {
         let refuse_filtered = match config.seccomp_processes {
             SeccompRule::Hook => None,
             SeccompRule::Refuse => Some("seccomp_processes = \"refuse\"".to_string()),
@@ -137,7 +134,8 @@ impl Policy {
 
 /// Shell-like patterns over whole paths: `*` is any text, also with slashes, `?` one character.
 pub fn matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (pattern, text): (Vec<char>, Vec<char>) =
+        (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
     // Where the last star was, and how much text it stands for so far.
     let mut star: Option<(usize, usize)> = None;
@@ -193,7 +191,9 @@ mod tests {
             ..Config::default()
         };
         let policy = Policy::new(&config, &dies);
-        assert!(policy.excludes("/home/x/libcuda.so.1") && !policy.excludes("/usr/lib/libcuda.so.1"));
+        assert!(
+            policy.excludes("/home/x/libcuda.so.1") && !policy.excludes("/usr/lib/libcuda.so.1")
+        );
         let me = std::process::id();
         assert_eq!(
             policy.objection(me, Some("/opt/stackswitcher")),

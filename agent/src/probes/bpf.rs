@@ -18,9 +18,9 @@ use anyhow::{Context, bail};
 use aya::maps::{Array, Map, MapData};
 use aya::programs::links::{FdLink, PinnedLink};
 
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya::programs::uprobe::UProbeLinkId;
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProbeKind, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader};
 use tracing::{info, warn};

@@ -1,5 +1,6 @@
 //! Takes hooks out again: those of one library, or everything.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -17,7 +18,9 @@ impl Probes {
         self.attached.remove(&id);
         self.links.retain(|(of, _)| *of != id);
         let mut perf = std::mem::take(&mut self.perf_links);
-        let gone = perf.extract_if(.., |(of, ..)| *of == id).collect::<Vec<_>>();
+        let gone = perf
+            .extract_if(.., |(of, ..)| *of == id)
+            .collect::<Vec<_>>();
         self.perf_links = perf;
         for (_, program, link) in gone {
             self.programs.get(program)?.detach(link)?;
@@ -78,8 +81,8 @@ impl Probes {
             return Ok(());
         };
         let folder = pins.join("links");
-        let entries =
-            fs::read_dir(&folder).with_context(|| format!("failed to read {}", folder.display()))?;
+        let entries = fs::read_dir(&folder)
+            .with_context(|| format!("failed to read {}", folder.display()))?;
         for entry in entries {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -88,6 +91,26 @@ impl Probes {
             }
         }
         Ok(())
+    }
+
+    /// Files that an earlier agent hooked.
+    pub fn pinned(&self) -> HashSet<FileId> {
+        let folder = self.pins.as_ref().map(|pins| pins.join("links"));
+        let entries = folder.and_then(|folder| fs::read_dir(folder).ok());
+        entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let mut parts = name.to_str()?.split('-');
+                let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+                Some(FileId {
+                    device: number()?,
+                    inode: number()?,
+                })
+            })
+            .collect()
     }
 
     /// Lets the next [`Self::attach`] try a library again.

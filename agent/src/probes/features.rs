@@ -81,12 +81,48 @@ impl Features {
         Self {
             kernel: kernel(),
             features: vec![
-                feature("uprobes", true, uprobes(), "hooks in library files", "none: functions cannot be hooked"),
-                feature("ring_buffer", true, ring_buffer(), "events on their way to the agent", "none: events cannot be sent (kernels from 5.8 on have it)"),
-                feature("attach_cookie", true, load(&cookie_program()), "tells hooks apart", "none: hooks cannot be told apart (kernels from 5.15 on have it)"),
-                feature("user_stack", true, load(&stack_program()), "frame-pointer stacks", "none: stacks cannot be read"),
-                feature("uprobe_multi", false, multi_link(), multi_use, "a perf event for each function, slower to take away (kernels from 6.6 on have it)"),
-                feature("mmap_events", false, mmap_events(), "new mappings are seen at once", "processes are searched at intervals"),
+                feature(
+                    "uprobes",
+                    true,
+                    uprobes(),
+                    "hooks in library files",
+                    "none: functions cannot be hooked",
+                ),
+                feature(
+                    "ring_buffer",
+                    true,
+                    ring_buffer(),
+                    "events on their way to the agent",
+                    "none: events cannot be sent (kernels from 5.8 on have it)",
+                ),
+                feature(
+                    "attach_cookie",
+                    true,
+                    load(&cookie_program()),
+                    "tells hooks apart",
+                    "none: hooks cannot be told apart (kernels from 5.15 on have it)",
+                ),
+                feature(
+                    "user_stack",
+                    true,
+                    load(&stack_program()),
+                    "frame-pointer stacks",
+                    "none: stacks cannot be read",
+                ),
+                feature(
+                    "uprobe_multi",
+                    false,
+                    multi_link(),
+                    multi_use,
+                    "a perf event for each function, slower to take away (kernels from 6.6 on have it)",
+                ),
+                feature(
+                    "mmap_events",
+                    false,
+                    mmap_events(),
+                    "new mappings are seen at once",
+                    "processes are searched at intervals",
+                ),
             ],
         }
     }

@@ -220,7 +220,10 @@ mod tests {
         assert!(!killed.survives && killed.detail.contains("signal 31"));
         assert!(!judge(None, 0).unwrap().survives);
         assert!(judge(Some(ExitStatus::from_raw(0)), 1).unwrap().survives);
-        assert!(judge(Some(ExitStatus::from_raw(0)), 0).is_err(), "no hit proves nothing");
+        assert!(
+            judge(Some(ExitStatus::from_raw(0)), 0).is_err(),
+            "no hit proves nothing"
+        );
         assert!(judge(Some(ExitStatus::from_raw(3 << 8)), 0).is_err());
         assert_eq!(version("6.12.7-200.fc41"), Some((6, 12)));
         assert_eq!(version("x"), None);

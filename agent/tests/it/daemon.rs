@@ -98,6 +98,12 @@ impl<'a> Daemon<'a> {
         assert_eq!(line, "ready\n");
     }
 
+    pub fn signal(&self, signal: i32) {
+        let pid = self.child.as_ref().unwrap().id();
+        // SAFETY: our own child, not waited for yet.
+        assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+    }
+
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             // SAFETY: our own child, not waited for yet.
@@ -236,7 +242,8 @@ impl<'a> Daemon<'a> {
                         last.0 += 1;
                     } else {
                         let value = |name: &str| text(name).value(entry).to_string();
-                        last.1.push((value("library"), value("symbol"), value("reason")));
+                        last.1
+                            .push((value("library"), value("symbol"), value("reason")));
                     }
                 }
             }

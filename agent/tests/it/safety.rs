@@ -61,7 +61,10 @@ fn a_denied_program_keeps_its_libraries_free() {
         Daemon::refused(status, &bench).len() == 3
     });
     let (_, reason) = &Daemon::refused(&status, &bench)[0];
-    for part in [format!("stack-switcher (pid {pid})"), "deny_executables".into()] {
+    for part in [
+        format!("stack-switcher (pid {pid})"),
+        "deny_executables".into(),
+    ] {
         assert!(reason.contains(&part), "{reason}");
     }
     assert!(daemon.links() < before, "the hooks are out of the kernel");
@@ -145,7 +148,10 @@ fn the_kill_switch_works_on_a_running_agent() {
     let mut off = daemon.command("off");
     let off = off.args(["--reason", "ticket 4711"]).output().unwrap();
     let said = String::from_utf8_lossy(&off.stdout).into_owned();
-    assert!(off.status.success() && said.contains("has taken its probes out"), "{said}");
+    assert!(
+        off.status.success() && said.contains("has taken its probes out"),
+        "{said}"
+    );
     assert_eq!(daemon.links(), 0);
     let text = daemon.run("status");
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
@@ -153,7 +159,10 @@ fn the_kill_switch_works_on_a_running_agent() {
     program.tell("alloc 8 4096");
     daemon.wait_for("in the rows", |_| {
         let (hooked, refused) = daemon.coverage(pid);
-        hooked == 0 && refused.iter().all(|(_, _, why)| why.contains("ticket 4711"))
+        hooked == 0
+            && refused
+                .iter()
+                .all(|(_, _, why)| why.contains("ticket 4711"))
     });
 
     assert!(daemon.run("on").status.success());
@@ -201,7 +210,12 @@ fn an_agent_that_starts_while_off_stays_off() {
 fn probes_can_be_off_by_configuration() {
     let Some(bench) = Bench::new() else { return };
     let libraries = bench.libraries().join("libcuda.so.1");
-    let options = ["--probes", "false", "--libraries", libraries.to_str().unwrap()];
+    let options = [
+        "--probes",
+        "false",
+        "--libraries",
+        libraries.to_str().unwrap(),
+    ];
     let mut daemon = Daemon::new(&bench, "no-probes", &options);
     daemon.start();
     let status = daemon.wait_for("off", |status| !status["discovery"]["off"].is_null());

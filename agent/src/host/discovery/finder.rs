@@ -88,6 +88,10 @@ impl Finder {
         lock(&self.known).state.uprobe_multi = self.probes.uses_multi();
         self.follow_switch();
         self.search_everything();
+        // What an earlier agent hooked and nobody uses: some of it may be on disks to be detached.
+        let mut left = self.probes.pinned();
+        left.retain(|id| !lock(&self.known).libraries.contains_key(id));
+        left.into_iter().for_each(|id| self.take_out(id));
         self.report();
     }
 
@@ -193,7 +197,8 @@ impl Finder {
     fn sighted(&mut self, mapped: &Mapped) {
         let pid = mapped.pid;
         self.plan_looks(pid);
-        self.looks.retain(|(at, planned)| *planned != pid || *at > Instant::now());
+        self.looks
+            .retain(|(at, planned)| *planned != pid || *at > Instant::now());
         self.look(pid);
         let is_gone = StartTime::of(pid).is_none();
         if !is_gone || mapped.mappings.is_empty() {
@@ -236,6 +241,12 @@ impl Finder {
                 found.push((*pid, inspection));
             }
         }
+        // What an earlier agent has hooked goes first: a file that is the same is then known to be.
+        let pinned = self.probes.pinned();
+        found.sort_by_key(|(_, inspection)| {
+            let mut candidates = inspection.candidates.iter();
+            !candidates.any(|candidate| pinned.contains(&candidate.library.id))
+        });
         for (pid, inspection) in found {
             self.settle(pid, inspection);
         }
@@ -259,13 +270,23 @@ impl Finder {
             .copied()
             .collect();
         // The slow round goes on where it stood, by pid, so that it meets each once.
-        self.owed += pids.len() as f64 * self.last_scan.elapsed().as_secs_f64()
-            / RESCAN.as_secs_f64();
+        self.owed +=
+            pids.len() as f64 * self.last_scan.elapsed().as_secs_f64() / RESCAN.as_secs_f64();
         let again = (self.owed as usize).min(pids.len());
         self.owed -= again as f64;
         let from = pids.partition_point(|pid| *pid <= self.round);
-        let round: Vec<u32> = pids.iter().cycle().skip(from).take(again).copied().collect();
-        self.round = round.last().copied().unwrap_or(self.round);
+        let round: Vec<u32> = pids
+            .iter()
+            .cycle()
+            .skip(from)
+            .take(again)
+            .copied()
+            .collect();
+        let last = round.last().copied().unwrap_or(self.round);
+        if last < self.round {
+            self.let_go();
+        }
+        self.round = last;
         self.checked = pids.into_iter().collect();
         self.withdraw_dead();
         for pid in new.into_iter().chain(round) {
@@ -366,8 +387,36 @@ impl Finder {
         warn!(library = hooked.path, reason, "taking the hooks out");
         hooked.outcome = Outcome::Refused(reason.to_string());
         drop(known);
+        self.take_out(id);
+    }
+
+    fn take_out(&mut self, id: FileId) {
         if let Err(error) = self.probes.detach(id) {
             error!("failed to take hooks out: {error:#}");
+        }
+    }
+
+    /// A hook holds its file, and the file's file system. Where no process maps it and no path
+    /// leads to it any more, as after a container's end, it is let go.
+    fn let_go(&mut self) {
+        let known = lock(&self.known);
+        let used: HashSet<FileId> = known
+            .processes
+            .values()
+            .flat_map(|seen| seen.libraries.iter().copied())
+            .collect();
+        let gone: Vec<(FileId, String)> = known
+            .libraries
+            .iter()
+            .filter(|(id, hooked)| !used.contains(id) && !hooked.is_reachable(**id))
+            .map(|(id, hooked)| (*id, hooked.path.clone()))
+            .collect();
+        drop(known);
+        for (id, path) in gone {
+            info!(library = path, "gone, and used by nobody: letting it go");
+            lock(&self.known).libraries.remove(&id);
+            self.same.retain(|_, twin| *twin != id);
+            self.take_out(id);
         }
     }
 
@@ -437,6 +486,8 @@ impl Finder {
             None => match self.twin_of(candidate) {
                 Ok(Some(twin)) => {
                     self.same.insert(id, twin);
+                    // An earlier agent may have hooked it by this identity.
+                    self.take_out(id);
                     return twin;
                 }
                 Ok(None) => Outcome::Attached(self.attach(&candidate.library)),
@@ -453,11 +504,16 @@ impl Finder {
             self.probes.forget(id);
             return id;
         }
+        if matches!(outcome, Outcome::Refused(_)) {
+            // An earlier agent may have hooked it.
+            self.take_out(id);
+        }
         tell(&candidate.library.path, &outcome);
         lock(&self.known).libraries.insert(
             id,
             Hooked {
                 path: candidate.library.path.clone(),
+                open_path: candidate.library.open_path.clone(),
                 likeness: candidate.likeness,
                 unresolved: candidate.unresolved.clone(),
                 outcome,

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ pub struct Known {
 #[derive(Debug, Clone)]
 pub(super) struct Hooked {
     pub path: String,
+    pub open_path: PathBuf,
     /// Length and time of change, which a file has through every overlay.
     pub likeness: Likeness,
     /// Its identity is not certain: see [`crate::host::realfile`].
@@ -165,6 +167,13 @@ impl Known {
 }
 
 impl Hooked {
+    /// Whether a path leads to the file, so that a program may load it.
+    pub fn is_reachable(&self, id: FileId) -> bool {
+        [self.open_path.as_path(), Path::new(&self.path)]
+            .iter()
+            .any(|path| FileId::of(path).is_ok_and(|found| found == id))
+    }
+
     fn coverage(&self) -> Vec<Coverage> {
         let row = |symbol, refused| Coverage {
             library: self.path.clone(),
@@ -188,6 +197,7 @@ mod tests {
     fn hooked(outcome: Outcome) -> Hooked {
         Hooked {
             path: "/lib/libcuda.so.1".into(),
+            open_path: "/lib/libcuda.so.1".into(),
             likeness: Likeness::default(),
             unresolved: None,
             outcome,
