@@ -184,6 +184,31 @@ fn a_private_mount() {
     assert!(!private.join("libcuda.so.1").exists());
 }
 
+/// What only an ended container could reach holds no file system: the hooks are let go.
+#[test]
+fn a_container_that_is_gone_is_let_go() {
+    let Some(bench) = Bench::new() else { return };
+    let private = bench.root().join("private");
+    std::fs::create_dir(&private).unwrap();
+    let options = ["--scan-interval", "100ms", "--rescan-interval", "500ms"];
+    let mut daemon = Daemon::new(&bench, "let-go", &options);
+    daemon.start();
+    let links = daemon.links();
+    let run = Program::command_line(&Program::exe());
+    let line = format!(
+        "exec unshare -m sh -c 'set -e; mount -t tmpfs none {to}; cp {from}/* {to}\nexec {run}'",
+        to = private.display(),
+        from = bench.libraries().display(),
+    );
+    let mut program = Program::start_shell(&line, &private, &bench.books());
+    program.load(Runtime::Shared);
+    daemon.wait_hooked(&private.to_string_lossy());
+    assert!(daemon.links() > links);
+    program.end();
+    daemon.wait_for("let go", |_| daemon.links() == links);
+    daemon.stop();
+}
+
 /// Makes an overlay over `lower` at a place of its own.
 fn overlay(bench: &Bench, lower: &str, number: u32) -> (String, String) {
     let top = bench.root().join(format!("overlay{number}"));

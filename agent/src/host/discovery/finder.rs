@@ -1,7 +1,7 @@
 //! The thread that searches: decides when to look at which process, and what is hooked.
 //!
 //! With the watch ([`crate::host::watch`]) a process is looked at when it maps a CUDA library;
-//! besides, each new pid once, and all processes in turn over [`RESCAN`], against whatever was
+//! besides, each new pid once, and all processes in turn over a minute, against whatever was
 //! missed. Without the watch every process is looked at in every interval, and a new program
 //! several times after its exec.
 //!
@@ -36,8 +36,6 @@ const LOOKS: [Duration; 5] = [
     Duration::from_millis(120),
     Duration::from_millis(500),
 ];
-/// In that time all processes are looked at again where the watch works.
-const RESCAN: Duration = Duration::from_secs(60);
 /// How often the kill switch is looked at.
 const SWITCH: Duration = Duration::from_millis(250);
 
@@ -270,8 +268,8 @@ impl Finder {
             .copied()
             .collect();
         // The slow round goes on where it stood, by pid, so that it meets each once.
-        self.owed +=
-            pids.len() as f64 * self.last_scan.elapsed().as_secs_f64() / RESCAN.as_secs_f64();
+        self.owed += pids.len() as f64 * self.last_scan.elapsed().as_secs_f64()
+            / self.search.round.as_secs_f64();
         let again = (self.owed as usize).min(pids.len());
         self.owed -= again as f64;
         let from = pids.partition_point(|pid| *pid <= self.round);
@@ -282,11 +280,10 @@ impl Finder {
             .take(again)
             .copied()
             .collect();
-        let last = round.last().copied().unwrap_or(self.round);
-        if last < self.round {
+        if from + again > pids.len() {
             self.let_go();
         }
-        self.round = last;
+        self.round = round.last().copied().unwrap_or(self.round);
         self.checked = pids.into_iter().collect();
         self.withdraw_dead();
         for pid in new.into_iter().chain(round) {
