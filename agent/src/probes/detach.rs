@@ -1,4 +1,6 @@
-//! Takes hooks out again: those of one library, or everything.
+//! Takes hooks out again: those of one library, or everything. Return probes go first, since they
+//! are what can hurt a program. A perf event takes the kernel some 70 ms; a link for a whole library
+//! goes at once.
 
 use std::collections::HashSet;
 use std::fs;
@@ -34,7 +36,9 @@ impl Probes {
     pub fn detach_all(&mut self) -> anyhow::Result<()> {
         self.attached.clear();
         self.links.clear();
-        for (_, program, link) in std::mem::take(&mut self.perf_links) {
+        let mut perf = std::mem::take(&mut self.perf_links);
+        perf.sort_by_key(|(_, program, _)| *program == "enter");
+        for (_, program, link) in perf {
             self.programs.get(program)?.detach(link)?;
         }
         for (name, link) in std::mem::take(&mut self.tracepoint_links) {
@@ -83,14 +87,16 @@ impl Probes {
         let folder = pins.join("links");
         let entries = fs::read_dir(&folder)
             .with_context(|| format!("failed to read {}", folder.display()))?;
+        let mut paths = Vec::new();
         for entry in entries {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if which(&name) {
-                remove(&path)?;
+                paths.push((name.ends_with("-enter"), path));
             }
         }
-        Ok(())
+        paths.sort();
+        paths.iter().try_for_each(|(_, path)| remove(path))
     }
 
     /// Files that an earlier agent hooked.

@@ -43,7 +43,7 @@ impl<'a> Daemon<'a> {
     }
 
     pub fn off_file(&self) -> PathBuf {
-        self.bench.trace().join("off")
+        self.bench.root().join("off")
     }
 
     /// Folder of its links in the kernel.

@@ -23,6 +23,8 @@ pub struct Known {
     pub(super) libraries: HashMap<FileId, Hooked>,
     pub(super) processes: HashMap<u32, Seen>,
     pub(super) state: Report,
+    /// Why the probes are being taken out at this moment.
+    pub(super) turning_off: Option<String>,
 }
 
 /// What was done with one file.
@@ -87,7 +89,7 @@ pub struct Report {
     pub maps_read: u64,
     /// One link hooks a whole library; otherwise there is a perf event for each function.
     pub uprobe_multi: bool,
-    /// Why probes are switched off; `None` if they are on.
+    /// Why probes are switched off and all out; `None` if they are on.
     pub off: Option<String>,
     /// Files that are not hooked as a whole, and why.
     pub refused: Vec<(String, String)>,
@@ -146,9 +148,10 @@ impl Known {
             .collect()
     }
 
-    /// Why probes are switched off; `None` if they are on.
+    /// Why probes are switched off, or about to be; `None` if they are on.
     pub fn off(&self) -> Option<&str> {
-        self.state.off.as_deref()
+        let off = self.turning_off.as_ref().or(self.state.off.as_ref());
+        off.map(String::as_str)
     }
 
     pub fn report(&self) -> Report {

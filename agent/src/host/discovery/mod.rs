@@ -6,6 +6,7 @@
 //! the list of processes.
 
 mod finder;
+mod hooking;
 mod inspect;
 mod known;
 mod likely;
