@@ -232,6 +232,27 @@ fn one_file_through_two_overlays_is_hooked_once() {
     assert_eq!(hooked.len(), 2, "{hooked:?}");
 }
 
+/// As above, with one program in a root folder of its own: its mount points are not the agent's.
+#[test]
+fn an_overlay_inside_another_root() {
+    let Some(bench) = Bench::new() else { return };
+    let lower = bench.libraries().to_string_lossy().into_owned();
+    let root = bench.root().join("newroot");
+    let inside = bench.root().join("inside");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::create_dir(&inside).unwrap();
+    let (root, inside) = (root.display(), inside.to_string_lossy().into_owned());
+    let (plain, merged) = overlay(&bench, &lower, 2);
+    let (mount, at) = overlay(&bench, &lower, 1);
+    let run = Program::command_line(&Program::exe());
+    let before = format!(
+        "{mount}; mount --rbind / {root}; mount --move {at} {root}{inside}; exec chroot {root} {run}"
+    );
+    let places = [(before, inside), (plain, merged)];
+    let hooked = in_namespaces("newroot", &bench, &places);
+    assert_eq!(hooked.len(), 2, "{hooked:?}");
+}
+
 /// The layer lies on another file system and was unmounted since: no path leads to it, so that
 /// only the kernel can tell that both are one.
 #[test]
