@@ -228,8 +228,11 @@ configuration! {
     /// the kernel's ring and survives a kill.
     flush_interval: Span = Span(Duration::from_secs(1)), "VRAMSCOPE_FLUSH_INTERVAL";
     /// How often the list of processes is searched for new ones. Where the kernel tells of new
-    /// mappings (`watch`) all others are searched once a minute; where not, each time.
+    /// mappings (`watch`) all others are searched every `rescan_interval`; where not, each time.
     scan_interval: Span = Span(Duration::from_secs(2)), "VRAMSCOPE_SCAN_INTERVAL";
+    /// In that time all processes are searched once more, a few at a time, against whatever was
+    /// missed; and files that nobody can use any more are let go.
+    rescan_interval: Span = Span(Duration::from_secs(60)), "VRAMSCOPE_RESCAN_INTERVAL";
     /// How often NVML is asked for the state of the cards.
     sample_interval: Span = Span(Duration::from_secs(10)), "VRAMSCOPE_SAMPLE_INTERVAL";
     /// Length of the windows in which events and losses are counted.

@@ -27,7 +27,7 @@ use crate::ship::{self, Shipment};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
 use crate::spool::room::Room;
-use crate::status;
+use crate::status::{self, Status};
 
 /// How long the last files may take to reach the collector after a stop.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -300,10 +300,11 @@ pub fn switch_off(config: &Config, reason: &str) -> anyhow::Result<String> {
     switch::turn_off(&config.off_file, reason)?;
     let file = config.off_file.display();
     let Ok(_lock) = lock(&pin_lock_path(&config.pin_path)) else {
-        let end = Instant::now() + SWITCH_LIMIT;
+        let (began, end) = (clock::realtime_ns(), Instant::now() + SWITCH_LIMIT);
         while Instant::now() < end {
-            let status = status::read(&config.spool);
-            if status.is_ok_and(|(status, _)| status.discovery.off.is_some()) {
+            let is_off =
+                |status: &Status| status.written_ns > began && status.discovery.off.is_some();
+            if status::read(&config.spool).is_ok_and(|(status, _)| is_off(&status)) {
                 return Ok(format!(
                     "the running agent has taken its probes out ({file})"
                 ));

@@ -133,6 +133,7 @@ fn report(job: &Job, engine: &Engine, summary: &Summary, left: usize) -> anyhow:
             "hooked": hooked,
             "not_hooked": not_hooked,
             "still_running": left,
+            "off": engine.off(),
         });
         eprintln!("{}", serde_json::to_string(&json)?);
         return Ok(());
@@ -142,7 +143,9 @@ fn report(job: &Job, engine: &Engine, summary: &Summary, left: usize) -> anyhow:
     }
     let folder = job.folder.display().to_string();
     eprint!("{}", summary::text(summary, engine.totals(), &folder));
-    if libraries.is_empty() {
+    if let Some(off) = engine.off() {
+        eprintln!("  nothing was hooked: probes are {off}");
+    } else if libraries.is_empty() {
         eprintln!(
             "  no CUDA library (libcuda.so*, libcudart.so*) was found: there was nothing to hook"
         );

@@ -258,6 +258,11 @@ impl Engine {
         (known.libraries(), hooked, refused)
     }
 
+    /// Why the probes are switched off; `None` if they are on.
+    pub fn off(&self) -> Option<String> {
+        self.discovery.known().off().map(str::to_string)
+    }
+
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
         let Self {

@@ -1,5 +1,8 @@
-//! Takes hooks out again: those of one library, or everything.
+//! Takes hooks out again: those of one library, or everything. Return probes go first, since they
+//! are what can hurt a program. A perf event takes the kernel some 70 ms; a link for a whole library
+//! goes at once.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -33,7 +36,9 @@ impl Probes {
     pub fn detach_all(&mut self) -> anyhow::Result<()> {
         self.attached.clear();
         self.links.clear();
-        for (_, program, link) in std::mem::take(&mut self.perf_links) {
+        let mut perf = std::mem::take(&mut self.perf_links);
+        perf.sort_by_key(|(_, program, _)| *program == "enter");
+        for (_, program, link) in perf {
             self.programs.get(program)?.detach(link)?;
         }
         for (name, link) in std::mem::take(&mut self.tracepoint_links) {
@@ -82,14 +87,36 @@ impl Probes {
         let folder = pins.join("links");
         let entries = fs::read_dir(&folder)
             .with_context(|| format!("failed to read {}", folder.display()))?;
+        let mut paths = Vec::new();
         for entry in entries {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if which(&name) {
-                remove(&path)?;
+                paths.push((name.ends_with("-enter"), path));
             }
         }
-        Ok(())
+        paths.sort();
+        paths.iter().try_for_each(|(_, path)| remove(path))
+    }
+
+    /// Files that an earlier agent hooked.
+    pub fn pinned(&self) -> HashSet<FileId> {
+        let folder = self.pins.as_ref().map(|pins| pins.join("links"));
+        let entries = folder.and_then(|folder| fs::read_dir(folder).ok());
+        entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let mut parts = name.to_str()?.split('-');
+                let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+                Some(FileId {
+                    device: number()?,
+                    inode: number()?,
+                })
+            })
+            .collect()
     }
 
     /// Lets the next [`Self::attach`] try a library again.

@@ -50,7 +50,7 @@ impl<'a> Daemon<'a> {
     }
 
     pub fn off_file(&self) -> PathBuf {
-        self.bench.trace().join("off")
+        self.bench.root().join("off")
     }
 
     /// Folder of its links in the kernel.
@@ -106,6 +106,12 @@ impl<'a> Daemon<'a> {
         self.child = Some(child);
         let log = || std::fs::read_to_string(&log).unwrap_or_default();
         assert_eq!(line, "ready\n", "{}", log());
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = self.child.as_ref().unwrap().id();
+        // SAFETY: our own child, not waited for yet.
+        assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
     }
 
     pub fn stop(&mut self) {

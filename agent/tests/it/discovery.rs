@@ -4,6 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use vramscope_agent::host::watch::{Sighting, Watch};
 
 use crate::daemon::{Daemon, ledgers};
 use crate::program::{Program, Runtime};
@@ -181,6 +184,31 @@ fn a_private_mount() {
     assert!(!private.join("libcuda.so.1").exists());
 }
 
+/// What only an ended container could reach holds no file system: the hooks are let go.
+#[test]
+fn a_container_that_is_gone_is_let_go() {
+    let Some(bench) = Bench::new() else { return };
+    let private = bench.root().join("private");
+    std::fs::create_dir(&private).unwrap();
+    let options = ["--scan-interval", "100ms", "--rescan-interval", "500ms"];
+    let mut daemon = Daemon::new(&bench, "let-go", &options);
+    daemon.start();
+    let links = daemon.links();
+    let run = Program::command_line(&Program::exe());
+    let line = format!(
+        "exec unshare -m sh -c 'set -e; mount -t tmpfs none {to}; cp {from}/* {to}\nexec {run}'",
+        to = private.display(),
+        from = bench.libraries().display(),
+    );
+    let mut program = Program::start_shell(&line, &private, &bench.books());
+    program.load(Runtime::Shared);
+    daemon.wait_hooked(&private.to_string_lossy());
+    assert!(daemon.links() > links);
+    program.end();
+    daemon.wait_for("let go", |_| daemon.links() == links);
+    daemon.stop();
+}
+
 /// Makes an overlay over `lower` at a place of its own.
 fn overlay(bench: &Bench, lower: &str, number: u32) -> (String, String) {
     let top = bench.root().join(format!("overlay{number}"));
@@ -201,6 +229,27 @@ fn one_file_through_two_overlays_is_hooked_once() {
     let lower = bench.libraries().to_string_lossy().into_owned();
     let places = [overlay(&bench, &lower, 1), overlay(&bench, &lower, 2)];
     let hooked = in_namespaces("overlay", &bench, &places);
+    assert_eq!(hooked.len(), 2, "{hooked:?}");
+}
+
+/// As above, with one program in a root folder of its own: its mount points are not the agent's.
+#[test]
+fn an_overlay_inside_another_root() {
+    let Some(bench) = Bench::new() else { return };
+    let lower = bench.libraries().to_string_lossy().into_owned();
+    let root = bench.root().join("newroot");
+    let inside = bench.root().join("inside");
+    std::fs::create_dir(&root).unwrap();
+    std::fs::create_dir(&inside).unwrap();
+    let (root, inside) = (root.display(), inside.to_string_lossy().into_owned());
+    let (plain, merged) = overlay(&bench, &lower, 2);
+    let (mount, at) = overlay(&bench, &lower, 1);
+    let run = Program::command_line(&Program::exe());
+    let before = format!(
+        "{mount}; mount --rbind / {root}; mount --move {at} {root}{inside}; exec chroot {root} {run}"
+    );
+    let places = [(before, inside), (plain, merged)];
+    let hooked = in_namespaces("newroot", &bench, &places);
     assert_eq!(hooked.len(), 2, "{hooked:?}");
 }
 
@@ -230,6 +279,12 @@ fn one_file_through_two_overlays_whose_layer_nobody_can_reach() {
     let mut two = Program::start_shell(&line, Path::new(&other), &bench.books());
     two.load(Runtime::Shared);
     daemon.wait_for("seen", |_| daemon.coverage(two.pid()).0 >= 2);
+    two.tell("alloc 10 4096");
+    // An agent that comes after it finds hooks under one of the two identities.
+    daemon.stop();
+    let links = daemon.links();
+    daemon.start();
+    assert_eq!(daemon.links(), links);
     for program in [&mut one, &mut two] {
         program.tell("alloc 10 4096");
     }
@@ -237,7 +292,7 @@ fn one_file_through_two_overlays_whose_layer_nobody_can_reach() {
     two.end();
     daemon.stop();
     let expected = ledgers(&bench, None);
-    assert_eq!(expected[&(0, "device".into())].0, 20);
+    assert_eq!(expected[&(0, "device".into())].0, 30);
     assert_eq!(daemon.totals(None), expected);
     let root = bench.root().to_string_lossy().into_owned();
     let hooked = libraries_below(&daemon, &root);
@@ -319,6 +374,83 @@ fn a_stripped_program_says_so() {
             && reason.contains("no symbol table")
     });
     assert!(said, "{refused:?}");
+}
+
+/// A process that is over at once leaves behind what it ran and what it mapped.
+#[test]
+fn the_watch_remembers_programs_that_are_over() {
+    let Some(bench) = Bench::new() else { return };
+    let (tell, told) = std::sync::mpsc::channel();
+    let _watch = Watch::start(move |sighting| {
+        let _ = tell.send(sighting);
+    })
+    .unwrap();
+    let library = bench.libraries().join("libcuda.so.1");
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", "exit 0"])
+        .env("LD_PRELOAD", &library)
+        .spawn()
+        .unwrap();
+    child.wait().unwrap();
+    let path = library.to_string_lossy().into_owned();
+    let mapped = loop {
+        match told.recv_timeout(Duration::from_secs(60)).unwrap() {
+            Sighting::Mapped(mapped) if mapped.pid == child.id() => break mapped,
+            _ => {}
+        }
+    };
+    let shell = std::fs::canonicalize("/bin/sh").unwrap();
+    assert_eq!(mapped.exe.as_deref(), shell.to_str());
+    let found = mapped.mappings.iter().find(|mapping| mapping.path == path);
+    assert!(
+        found.is_some_and(|mapping| mapping.executable),
+        "{mapped:?}"
+    );
+}
+
+/// While the agent cannot read, the kernel's rings run over: it is counted, and everything is
+/// searched.
+#[test]
+fn mappings_that_were_lost_are_searched_for() {
+    let Some(bench) = Bench::new() else { return };
+    let mut program = Program::start("", &Program::exe(), &bench.libraries(), &bench.books());
+    let mut daemon = Daemon::new(&bench, "overflow", &["--scan-interval", NEVER]);
+    daemon.start();
+    program.tell("alloc 0 0");
+    daemon.signal(libc::SIGSTOP);
+    // Some 450 mappings fill a ring, and each program makes several.
+    let many = "for i in $(seq 400); do taskset -c 0 true; taskset -c 1 true; done";
+    let ran = Command::new("sh")
+        .args(["-c", many])
+        .stderr(Stdio::null())
+        .status();
+    assert!(ran.is_ok());
+    program.load(Runtime::Shared);
+    daemon.signal(libc::SIGCONT);
+    let folder = bench.libraries().to_string_lossy().into_owned();
+    let status = daemon.wait_for("hooked after the overflow", |status| {
+        // The next record carries the number of those that were lost.
+        let _ = Command::new("sh")
+            .args(["-c", "taskset -c 0 true; taskset -c 1 true"])
+            .stderr(Stdio::null())
+            .status();
+        let libraries = status["libraries"].as_array();
+        libraries.is_some_and(|l| {
+            l.iter()
+                .filter(|l| l.as_str().is_some_and(|l| l.contains(&folder)))
+                .count()
+                == 2
+        })
+    });
+    assert!(
+        status["discovery"]["watch_lost"].as_u64() > Some(0),
+        "{status:#}"
+    );
+    program.tell("alloc 10 4096");
+    let pid = program.pid();
+    program.end();
+    daemon.stop();
+    assert_eq!(daemon.totals(Some(pid)), ledgers(&bench, Some(pid)));
 }
 
 /// Processes without CUDA are read once, and then in a slow round: not in every interval.

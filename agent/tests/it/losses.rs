@@ -235,6 +235,7 @@ fn roll_ups_add_up_over_windows_and_kills() {
         peak,
         bench.ledgers()[0].totals(0, Kind::Device).peak_bytes as i64
     );
-    assert!(daemon.rows(Table::DeviceWindows).len() > 3);
+    let windows = daemon.rows(Table::DeviceWindows).len();
+    assert!(windows > 3, "{windows}");
     assert!(daemon.causes().is_empty(), "{:?}", daemon.causes());
 }

@@ -190,8 +190,13 @@ fn run_as_told() {
                 open("libcuda.so.1");
                 // SAFETY: the runtime's functions of these names have these signatures.
                 unsafe {
-                    malloc = Some(std::mem::transmute(symbol(runtime, "cudaMalloc")));
-                    free = Some(std::mem::transmute(symbol(runtime, "cudaFree")));
+                    malloc = Some(std::mem::transmute::<*mut c_void, Call2>(symbol(
+                        runtime,
+                        "cudaMalloc",
+                    )));
+                    free = Some(std::mem::transmute::<*mut c_void, Call1>(symbol(
+                        runtime, "cudaFree",
+                    )));
                 }
             }
             ["inside"] => {
@@ -207,8 +212,12 @@ fn run_as_told() {
                     assert_eq!(init(0), 0);
                     assert_eq!(retain(&raw mut context as usize, 0), 0);
                     assert_eq!(set(context), 0);
-                    malloc = Some(std::mem::transmute(cuda_malloc as *const ()));
-                    free = Some(std::mem::transmute(cuda_free as *const ()));
+                    malloc = Some(std::mem::transmute::<*const (), Call2>(
+                        cuda_malloc as *const (),
+                    ));
+                    free = Some(std::mem::transmute::<*const (), Call1>(
+                        cuda_free as *const (),
+                    ));
                 }
             }
             // From now on its system calls go through a filter that lets all of them pass.

@@ -135,8 +135,18 @@ fn a_process_with_a_seccomp_filter() {
 /// lossy.
 #[test]
 fn the_kill_switch_works_on_a_running_agent() {
+    switch_off_and_on("switch", &[]);
+}
+
+/// Hooks that are perf events, as on kernels before 6.6.
+#[test]
+fn the_kill_switch_takes_perf_events_out() {
+    switch_off_and_on("switch-perf", &["--uprobe-multi", "false"]);
+}
+
+fn switch_off_and_on(name: &str, options: &[&str]) {
     let Some(bench) = Bench::new() else { return };
-    let mut daemon = Daemon::new(&bench, "switch", &[]);
+    let mut daemon = Daemon::new(&bench, name, options);
     daemon.start();
     let mut program = Program::start("", &Program::exe(), &bench.libraries(), &bench.books());
     program.load(Runtime::Shared);

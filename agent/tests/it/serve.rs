@@ -33,6 +33,11 @@ impl<'a> Daemon<'a> {
             .args(["--pin-path", &self.pins, "--flush-interval", "100ms"])
             .arg("--spool")
             .arg(self.spool())
+            .arg("--off-file")
+            .arg(self.bench.root().join("off"))
+            // Other programs of this host are none of the test's business.
+            .arg("--only-libraries")
+            .arg(format!("{}/*", self.bench.root().display()))
             .arg("--nvml-library")
             .arg(self.bench.libraries().join("libnvidia-ml.so.1"))
             .arg("--libraries")

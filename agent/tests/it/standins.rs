@@ -77,6 +77,8 @@ impl Bench {
             .args(["trace", "-o"])
             .arg(self.trace())
             .args(options)
+            .arg("--off-file")
+            .arg(self.root.path().join("off"))
             .arg("--nvml-library")
             .arg(self.libraries().join("libnvidia-ml.so.1"))
             .env("LD_LIBRARY_PATH", self.libraries())

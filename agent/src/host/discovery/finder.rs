@@ -1,12 +1,11 @@
 //! The thread that searches: decides when to look at which process, and what is hooked.
 //!
 //! With the watch ([`crate::host::watch`]) a process is looked at when it maps a CUDA library;
-//! besides, each new pid once, and all processes in turn over [`RESCAN`], against whatever was
+//! besides, each new pid once, and all processes in turn over a minute, against whatever was
 //! missed. Without the watch every process is looked at in every interval, and a new program
 //! several times after its exec.
 //!
-//! Invariant: a file is hooked by one identity at most. A file that a process objects to
-//! ([`crate::host::safety`]) stays free of hooks until no process that maps it objects any more.
+//! What it then does with what it found is in [`super::hooking`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
 
 use super::inspect::{Candidate, Inspection, Inspector};
-use super::known::{Hooked, Known, Outcome, Seen};
+use super::known::{Known, Outcome, Seen};
 use super::likely::Likely;
 use super::{Request, Search, lock};
 use crate::host::identity::StartTime;
@@ -24,8 +23,7 @@ use crate::host::library::{FileId, Library};
 use crate::host::procfs::{self, Program};
 use crate::host::switch;
 use crate::host::watch::{Mapped, Sighting, Watch};
-use crate::probes::bpf::{Attachment, NOT_EXPORTED, Probes};
-use crate::probes::samefile;
+use crate::probes::bpf::Probes;
 
 /// When to look at a program after its exec, or after it mapped a library: the loader needs a
 /// moment to map the others.
@@ -36,8 +34,6 @@ const LOOKS: [Duration; 5] = [
     Duration::from_millis(120),
     Duration::from_millis(500),
 ];
-/// In that time all processes are looked at again where the watch works.
-const RESCAN: Duration = Duration::from_secs(60);
 /// How often the kill switch is looked at.
 const SWITCH: Duration = Duration::from_millis(250);
 
@@ -48,16 +44,16 @@ pub(super) struct Finder {
     pub watch: Option<Watch>,
     inspector: Inspector,
     likely: Likely,
-    looks: Vec<(Instant, u32)>,
+    pub(super) looks: Vec<(Instant, u32)>,
     /// Processes that were looked at once.
     checked: HashSet<u32>,
     /// Where the slow round over all processes stands, and how many it owes.
     round: u32,
     owed: f64,
     /// Who objects to which file, and why.
-    objections: HashMap<FileId, BTreeMap<u32, String>>,
+    pub(super) objections: HashMap<FileId, BTreeMap<u32, String>>,
     /// Files that proved to be the same as a hooked one.
-    same: HashMap<FileId, FileId>,
+    pub(super) same: HashMap<FileId, FileId>,
     /// Files by what `maps` calls them.
     mapped_as: HashMap<FileId, FileId>,
     last_scan: Instant,
@@ -88,6 +84,10 @@ impl Finder {
         lock(&self.known).state.uprobe_multi = self.probes.uses_multi();
         self.follow_switch();
         self.search_everything();
+        // What an earlier agent hooked and nobody uses: some of it may be on disks to be detached.
+        let mut left = self.probes.pinned();
+        left.retain(|id| !lock(&self.known).libraries.contains_key(id));
+        left.into_iter().for_each(|id| self.take_out(id));
         self.report();
     }
 
@@ -237,6 +237,12 @@ impl Finder {
                 found.push((*pid, inspection));
             }
         }
+        // What an earlier agent has hooked goes first: a file that is the same is then known to be.
+        let pinned = self.probes.pinned();
+        found.sort_by_key(|(_, inspection)| {
+            let mut candidates = inspection.candidates.iter();
+            !candidates.any(|candidate| pinned.contains(&candidate.library.id))
+        });
         for (pid, inspection) in found {
             self.settle(pid, inspection);
         }
@@ -260,8 +266,8 @@ impl Finder {
             .copied()
             .collect();
         // The slow round goes on where it stood, by pid, so that it meets each once.
-        self.owed +=
-            pids.len() as f64 * self.last_scan.elapsed().as_secs_f64() / RESCAN.as_secs_f64();
+        self.owed += pids.len() as f64 * self.last_scan.elapsed().as_secs_f64()
+            / self.search.round.as_secs_f64();
         let again = (self.owed as usize).min(pids.len());
         self.owed -= again as f64;
         let from = pids.partition_point(|pid| *pid <= self.round);
@@ -272,6 +278,9 @@ impl Finder {
             .take(again)
             .copied()
             .collect();
+        if from + again > pids.len() {
+            self.let_go();
+        }
         self.round = round.last().copied().unwrap_or(self.round);
         self.checked = pids.into_iter().collect();
         self.withdraw_dead();
@@ -309,90 +318,6 @@ impl Finder {
         }
     }
 
-    /// Takes note of what a process objects to.
-    fn object(&mut self, pid: u32, inspection: &Inspection) {
-        let policy = &self.search.policy;
-        let reason = policy.objection(pid, inspection.program.exe.as_deref());
-        let ids: Vec<FileId> = inspection
-            .candidates
-            .iter()
-            .filter(|candidate| !policy.allows(&candidate.library.path))
-            .map(|candidate| self.identity(candidate))
-            .collect();
-        let Some(reason) = reason else {
-            self.withdraw(pid, &[]);
-            return;
-        };
-        for id in &ids {
-            self.objections
-                .entry(*id)
-                .or_default()
-                .insert(pid, reason.clone());
-            self.refuse(*id, &reason);
-        }
-        self.withdraw(pid, &ids);
-    }
-
-    /// A process objects to nothing but `to` any more.
-    fn withdraw(&mut self, pid: u32, to: &[FileId]) {
-        let mut free = Vec::new();
-        self.objections.retain(|id, objectors| {
-            let objected = !to.contains(id) && objectors.remove(&pid).is_some();
-            if objected && objectors.is_empty() {
-                free.push(*id);
-            }
-            !objectors.is_empty()
-        });
-        for id in free {
-            self.release(id);
-        }
-    }
-
-    fn withdraw_dead(&mut self) {
-        let dead: HashSet<u32> = self
-            .objections
-            .values()
-            .flat_map(BTreeMap::keys)
-            .filter(|pid| StartTime::of(**pid).is_none())
-            .copied()
-            .collect();
-        for pid in dead {
-            self.withdraw(pid, &[]);
-        }
-    }
-
-    /// Takes the hooks of a file out, if it has any.
-    fn refuse(&mut self, id: FileId, reason: &str) {
-        let mut known = lock(&self.known);
-        let Some(hooked) = known.libraries.get_mut(&id) else {
-            return;
-        };
-        if matches!(hooked.outcome, Outcome::Refused(_)) {
-            return;
-        }
-        warn!(library = hooked.path, reason, "taking the hooks out");
-        hooked.outcome = Outcome::Refused(reason.to_string());
-        drop(known);
-        if let Err(error) = self.probes.detach(id) {
-            error!("failed to take hooks out: {error:#}");
-        }
-    }
-
-    /// Nobody objects to a file any more: who maps it is looked at again.
-    fn release(&mut self, id: FileId) {
-        let mut known = lock(&self.known);
-        known.libraries.remove(&id);
-        let users: Vec<u32> = known
-            .processes
-            .iter()
-            .filter(|(_, seen)| seen.libraries.contains(&id))
-            .map(|(pid, _)| *pid)
-            .collect();
-        drop(known);
-        let now = Instant::now();
-        self.looks.extend(users.into_iter().map(|pid| (now, pid)));
-    }
-
     /// Hooks what a process maps, and remembers the process.
     fn settle(&mut self, pid: u32, inspection: Inspection) {
         let mut libraries = Vec::new();
@@ -427,119 +352,6 @@ impl Finder {
         }
     }
 
-    /// What a file is known by here.
-    fn identity(&self, candidate: &Candidate) -> FileId {
-        let id = candidate.library.id;
-        self.same.get(&id).copied().unwrap_or(id)
-    }
-
-    /// Hooks a file if it is not hooked yet and may be; gives what it is known by.
-    fn hook(&mut self, candidate: &Candidate) -> FileId {
-        let id = self.identity(candidate);
-        if lock(&self.known).libraries.contains_key(&id) {
-            return id;
-        }
-        let outcome = match self.reason_against(candidate, id) {
-            Some(reason) => Outcome::Refused(reason),
-            None => match self.twin_of(candidate) {
-                Ok(Some(twin)) => {
-                    self.same.insert(id, twin);
-                    return twin;
-                }
-                Ok(None) => Outcome::Attached(self.attach(&candidate.library)),
-                Err(reason) => Outcome::Refused(reason),
-            },
-        };
-        // Its process, and with it the way to open it, may have gone while we tried.
-        let vanished = std::fs::metadata(&candidate.library.open_path).is_err();
-        let nothing = match &outcome {
-            Outcome::Attached(attachments) => attachments.iter().all(|a| a.refused.is_some()),
-            Outcome::Refused(_) => false,
-        };
-        if vanished && nothing {
-            self.probes.forget(id);
-            return id;
-        }
-        tell(&candidate.library.path, &outcome);
-        lock(&self.known).libraries.insert(
-            id,
-            Hooked {
-                path: candidate.library.path.clone(),
-                likeness: candidate.likeness,
-                unresolved: candidate.unresolved.clone(),
-                outcome,
-            },
-        );
-        id
-    }
-
-    fn reason_against(&self, candidate: &Candidate, id: FileId) -> Option<String> {
-        if let Some(off) = lock(&self.known).off() {
-            return Some(off.to_string());
-        }
-        if self.search.policy.excludes(&candidate.library.path) {
-            return Some("only_libraries does not name it".to_string());
-        }
-        if self.search.policy.allows(&candidate.library.path) {
-            return None;
-        }
-        let objectors = self.objections.get(&id)?;
-        objectors.values().next().cloned()
-    }
-
-    fn attach(&mut self, library: &Library) -> Vec<Attachment> {
-        let mut attachments = self.probes.attach(library).to_vec();
-        if library.is_program {
-            // A linker takes from a runtime what the program needs: the rest is no gap.
-            let inside = library.function_offsets().unwrap_or_default();
-            attachments.retain(|attachment| inside.contains_key(attachment.symbol));
-        }
-        attachments
-    }
-
-    /// The hooked file that this one is, if one of them has an uncertain identity. An error is a
-    /// reason not to hook it: twice would count every call twice.
-    fn twin_of(&self, candidate: &Candidate) -> Result<Option<FileId>, String> {
-        let known = lock(&self.known);
-        let alike: Vec<(FileId, Hooked)> = known
-            .libraries
-            .iter()
-            .filter(|(_, hooked)| {
-                hooked.likeness == candidate.likeness
-                    && (hooked.unresolved.is_some() || candidate.unresolved.is_some())
-            })
-            .map(|(id, hooked)| (*id, hooked.clone()))
-            .collect();
-        drop(known);
-        for (id, hooked) in alike {
-            let Outcome::Attached(attachments) = &hooked.outcome else {
-                continue;
-            };
-            let offsets = candidate
-                .library
-                .function_offsets()
-                .map_err(|error| format!("{error:#}"))?;
-            let offset = attachments
-                .iter()
-                .filter(|attachment| attachment.refused.is_none())
-                .find_map(|attachment| offsets.get(attachment.symbol));
-            let Some(offset) = offset else { continue };
-            match samefile::is_hooked_file(&candidate.library.open_path, *offset) {
-                Ok(true) => return Ok(Some(id)),
-                Ok(false) => {}
-                Err(error) => {
-                    let why = candidate.unresolved.as_ref().or(hooked.unresolved.as_ref());
-                    return Err(format!(
-                        "it may be the same file as {}, and hooking it twice would count every call twice: {}; the kernel could not be asked: {error}",
-                        hooked.path,
-                        why.map_or("", String::as_str)
-                    ));
-                }
-            }
-        }
-        Ok(None)
-    }
-
     /// Does what the kill switch says.
     fn follow_switch(&mut self) {
         let off = switch::off(&self.search.off_file, self.search.probes);
@@ -550,11 +362,13 @@ impl Finder {
         match &off {
             Some(reason) => {
                 warn!(reason, "taking all probes out");
-                lock(&self.known).state.off = Some(reason.clone());
+                lock(&self.known).turning_off = Some(reason.clone());
                 if let Err(error) = self.probes.detach_all() {
                     error!("failed to take probes out: {error:#}");
                 }
                 let mut known = lock(&self.known);
+                known.turning_off = None;
+                known.state.off = Some(reason.clone());
                 for hooked in known.libraries.values_mut() {
                     hooked.outcome = Outcome::Refused(reason.clone());
                 }
@@ -584,24 +398,5 @@ impl Finder {
             known.state.watch = format!("the kernel tells of new mappings on {cpus} CPUs");
             known.state.watch_lost = figures.lost.load(std::sync::atomic::Ordering::Relaxed);
         }
-    }
-}
-
-fn tell(library: &str, outcome: &Outcome) {
-    match outcome {
-        Outcome::Attached(attachments) => {
-            let (hooked, refused): (Vec<_>, Vec<_>) =
-                attachments.iter().partition(|a| a.refused.is_none());
-            info!(library, hooked = hooked.len(), "hooked");
-            for attachment in refused {
-                let reason = attachment.refused.as_deref().unwrap_or_default();
-                // Every version lacks some functions of others.
-                if reason == NOT_EXPORTED {
-                    continue;
-                }
-                warn!(library, symbol = attachment.symbol, reason, "not hooked");
-            }
-        }
-        Outcome::Refused(reason) => warn!(library, reason, "not hooked"),
     }
 }

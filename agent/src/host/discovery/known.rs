@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -22,12 +23,15 @@ pub struct Known {
     pub(super) libraries: HashMap<FileId, Hooked>,
     pub(super) processes: HashMap<u32, Seen>,
     pub(super) state: Report,
+    /// Why the probes are being taken out at this moment.
+    pub(super) turning_off: Option<String>,
 }
 
 /// What was done with one file.
 #[derive(Debug, Clone)]
 pub(super) struct Hooked {
     pub path: String,
+    pub open_path: PathBuf,
     /// Length and time of change, which a file has through every overlay.
     pub likeness: Likeness,
     /// Its identity is not certain: see [`crate::host::realfile`].
@@ -85,7 +89,7 @@ pub struct Report {
     pub maps_read: u64,
     /// One link hooks a whole library; otherwise there is a perf event for each function.
     pub uprobe_multi: bool,
-    /// Why probes are switched off; `None` if they are on.
+    /// Why probes are switched off and all out; `None` if they are on.
     pub off: Option<String>,
     /// Files that are not hooked as a whole, and why.
     pub refused: Vec<(String, String)>,
@@ -144,9 +148,10 @@ impl Known {
             .collect()
     }
 
-    /// Why probes are switched off; `None` if they are on.
+    /// Why probes are switched off, or about to be; `None` if they are on.
     pub fn off(&self) -> Option<&str> {
-        self.state.off.as_deref()
+        let off = self.turning_off.as_ref().or(self.state.off.as_ref());
+        off.map(String::as_str)
     }
 
     pub fn report(&self) -> Report {
@@ -165,6 +170,13 @@ impl Known {
 }
 
 impl Hooked {
+    /// Whether a path leads to the file, so that a program may load it.
+    pub fn is_reachable(&self, id: FileId) -> bool {
+        [self.open_path.as_path(), Path::new(&self.path)]
+            .iter()
+            .any(|path| FileId::of(path).is_ok_and(|found| found == id))
+    }
+
     fn coverage(&self) -> Vec<Coverage> {
         let row = |symbol, refused| Coverage {
             library: self.path.clone(),
@@ -188,6 +200,7 @@ mod tests {
     fn hooked(outcome: Outcome) -> Hooked {
         Hooked {
             path: "/lib/libcuda.so.1".into(),
+            open_path: "/lib/libcuda.so.1".into(),
             likeness: Likeness::default(),
             unresolved: None,
             outcome,

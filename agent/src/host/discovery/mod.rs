@@ -6,6 +6,7 @@
 //! the list of processes.
 
 mod finder;
+mod hooking;
 mod inspect;
 mod known;
 mod likely;
@@ -55,6 +56,8 @@ pub struct Search {
     pub folders: Vec<PathBuf>,
     pub wanted: Box<dyn Filter>,
     pub interval: Duration,
+    /// How long a round over all processes takes where the watch works.
+    pub round: Duration,
     pub policy: Policy,
     /// The kill switch.
     pub off_file: PathBuf,
@@ -74,6 +77,7 @@ impl Search {
             folders: Vec::new(),
             wanted,
             interval: config.scan_interval.0,
+            round: config.rescan_interval.0,
             policy: Policy::new(config, &checks.preflight),
             off_file: config.off_file.clone(),
             probes: config.probes,

@@ -341,6 +341,47 @@ mod tests {
         assert_eq!(parse_cpus(""), None);
     }
 
+    /// What an offline CPU does to an event: it is off from then on, and says nothing.
+    #[test]
+    fn an_event_that_went_off_is_opened_again() {
+        // SAFETY: a system call without memory; its result is checked below.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(epoll >= 0);
+        let (tell, told) = std::sync::mpsc::channel();
+        let mut watcher = Watcher {
+            // SAFETY: just made.
+            epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
+            rings: BTreeMap::new(),
+            programs: Programs::default(),
+            figures: Arc::default(),
+            tell: move |_| tell.send(()).unwrap(),
+        };
+        if let Err(error) = watcher.follow_cpus() {
+            let text = format!("SKIPPED: mappings cannot be watched here: {error}\n");
+            let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes());
+            return;
+        }
+        let cpus = watcher.rings.len();
+        watcher.follow_cpus().unwrap();
+        assert!(told.try_recv().is_err(), "nothing came or went");
+        let first = watcher.rings.first_entry().unwrap();
+        const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
+        // SAFETY: a system call on a descriptor we hold.
+        let off = unsafe { libc::ioctl(first.get().ring.fd(), PERF_EVENT_IOC_DISABLE, 0) };
+        assert_eq!(off, 0);
+        // The first time it has been on since it was last asked.
+        watcher.follow_cpus().unwrap();
+        watcher.follow_cpus().unwrap();
+        assert!(
+            told.try_recv().is_ok(),
+            "what happened meanwhile is to be searched for"
+        );
+        assert_eq!(watcher.rings.len(), cpus);
+        std::thread::sleep(Duration::from_millis(1));
+        watcher.follow_cpus().unwrap();
+        assert!(told.try_recv().is_err(), "it is on again");
+    }
+
     #[test]
     fn programs_are_forgotten_in_order_and_mappings_are_bounded() {
         let mapping = |path: &str| Mapping {
