@@ -35,6 +35,27 @@ WITH newest AS (
     )
     GROUP BY host
 ),
+-- What lives is found before anything is joined to it: of a million calls few allocations are left.
+-- A process_id is of one host, so the host need not be compared.
+unended AS (
+    SELECT
+        a.host, a.process_id, a.pid, a.gpu_uuid, a.device, a.memory_kind, a.address, a.bytes,
+        a.ts, a.ts_ns, a.stack_id, a.seq, a.pool
+    FROM alloc_events AS a
+    WHERE a.counted
+      AND a.op IN ('alloc', 'reserve', 'map', 'register')
+      AND (a.result IS NULL OR a.result = 0)
+      AND NOT EXISTS (
+        SELECT 1
+        FROM alloc_events AS f
+        WHERE f.process_id = a.process_id
+          AND f.agent_id = a.agent_id
+          AND f.alloc_seq = a.seq
+          AND f.counted
+          AND f.op IN ('free', 'release', 'unmap', 'unregister')
+          AND (f.result IS NULL OR f.result = 0)
+      )
+),
 -- Every host that ran the code has a row for the same stack: one of them is enough, more would
 -- multiply allocations.
 stack_names AS (
@@ -54,22 +75,8 @@ SELECT
         WHEN a.memory_kind = 'ipc' THEN 'ipc'
     END AS byte_class,
     a.pool
-FROM alloc_events AS a
+FROM unended AS a
 JOIN newest AS n ON n.host = a.host
 LEFT JOIN current_processes AS p ON p.process_id = a.process_id
 LEFT JOIN stack_names AS s ON s.stack_id = a.stack_id
-WHERE a.counted
-  AND a.op IN ('alloc', 'reserve', 'map', 'register')
-  AND coalesce(a.result, 0) = 0
-  AND NOT coalesce(p.rebooted, false)
-  AND NOT EXISTS (
-    SELECT 1
-    FROM alloc_events AS f
-    WHERE f.host = a.host
-      AND f.agent_id = a.agent_id
-      AND f.process_id = a.process_id
-      AND f.alloc_seq = a.seq
-      AND f.counted
-      AND f.op IN ('free', 'release', 'unmap', 'unregister')
-      AND coalesce(f.result, 0) = 0
-  )
+WHERE NOT coalesce(p.rebooted, false)

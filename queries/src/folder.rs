@@ -77,8 +77,7 @@ impl Folder {
             let provider = match (state.delta.get(&table), state.files.get(&table)) {
                 (Some(delta), _) => {
                     let provider = lake::provider(&session, delta).await?;
-                    lake::check_columns(&self.table_dir(table), table, provider.as_ref())?;
-                    provider
+                    lake::with_all_columns(&session, &self.table_dir(table), table, provider)?
                 }
                 (None, Some(files)) => trace::provider(&session, table, files)?,
                 (None, None) => trace::empty(table)?,

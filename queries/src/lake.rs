@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use datafusion::catalog::TableProvider;
-use datafusion::prelude::SessionContext;
+use datafusion::common::ScalarValue;
+use datafusion::prelude::{SessionContext, lit};
 use deltalake::{DeltaTable, DeltaTableBuilder};
 use url::Url;
 use vramscope_wire::Table;
@@ -90,30 +91,47 @@ pub fn files(table: &DeltaTable) -> Vec<PathBuf> {
     uris.filter_map(local).collect()
 }
 
-/// Checks that every column of the data model is there with its type. Columns the table has
-/// beyond them (partition columns, columns of a newer version) are let through; a column it
-/// lacks is an error, because a view over it could not be planned.
-pub fn check_columns(dir: &Path, table: Table, provider: &dyn TableProvider) -> Result<(), Error> {
+/// Gives a table all columns of the data model: those that came later than the table (it was
+/// written by an older collector) read as NULL, as in a trace. Columns beyond the data model
+/// (partition columns, columns of a newer version) are let through; a missing column that may not
+/// be NULL, or one of another type, is an error.
+pub fn with_all_columns(
+    session: &SessionContext,
+    dir: &Path,
+    table: Table,
+    provider: Arc<dyn TableProvider>,
+) -> Result<Arc<dyn TableProvider>, Error> {
     let found = provider.schema();
+    let mut missing = Vec::new();
     for wanted in table.schema().fields() {
         let detail = match found.field_with_name(wanted.name()) {
-            Err(_) => format!("column {:?} is missing", wanted.name()),
-            Ok(field) if !field.data_type().equals_datatype(wanted.data_type()) => {
-                format!(
-                    "column {:?} is {}, expected {}",
-                    wanted.name(),
-                    field.data_type(),
-                    wanted.data_type()
-                )
+            Ok(field) if field.data_type().equals_datatype(wanted.data_type()) => continue,
+            Ok(field) => format!(
+                "column {:?} is {}, expected {}",
+                wanted.name(),
+                field.data_type(),
+                wanted.data_type()
+            ),
+            Err(_) if wanted.is_nullable() => {
+                missing.push(Arc::clone(wanted));
+                continue;
             }
-            Ok(_) => continue,
+            Err(_) => format!("column {:?} is missing", wanted.name()),
         };
         return Err(Error::TableColumns {
             path: dir.to_path_buf(),
             detail,
         });
     }
-    Ok(())
+    if missing.is_empty() {
+        return Ok(provider);
+    }
+    let mut frame = session.read_table(provider)?;
+    for field in missing {
+        let null = ScalarValue::try_from(field.data_type())?;
+        frame = frame.with_column(field.name(), lit(null))?;
+    }
+    Ok(frame.into_view())
 }
 
 /// Registers a table under its name at the version it is at now, replacing an older one.

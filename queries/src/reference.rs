@@ -21,6 +21,8 @@ Column names, units and meanings are stable: they are only added to.
 - Bytes are bytes, ratios are 0..1, `ts` columns are microseconds UTC, `ts_ns` nanoseconds
   since 1970.
 - NULL means that a value is not known. It is never 0.
+- Bytes of different classes (`byte_class`: physical, host, virtual, sub_allocated, ipc) are never
+  added up, nor are reserved and mapped addresses.
 - Views read the raw tables or the windows, as each one's *Reads* line says. They take no
   parameters: narrow them with WHERE.
 - A lake has two more columns at the end of every table but `stacks`: `date` and `hour` of `ts`,

@@ -6,3 +6,4 @@ mod crash;
 mod ingest;
 mod query;
 mod support;
+mod versions;

@@ -119,3 +119,36 @@ async fn odd_paths_are_only_paths() {
         3
     );
 }
+
+/// A lake that no collector of this version has opened yet: the column that came later is NULL,
+/// the tables that came later have no rows, and every view can be asked.
+#[tokio::test]
+async fn a_lake_of_an_older_version_is_read_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = seed::batch(Table::Processes, &seed::processes());
+    let older: Vec<usize> = (0..rows.num_columns() - 1).collect();
+    assert_eq!(rows.schema().fields()[older.len()].name(), "pod_uid");
+    let rows = rows.project(&older).unwrap();
+    seed::append_batch_to_lake(dir.path(), Table::Processes, rows).await;
+    let folder = open(dir.path()).await;
+    assert_eq!(
+        number(
+            &folder,
+            "SELECT count(*) FROM processes WHERE pod_uid IS NULL AND hour = 10"
+        )
+        .await,
+        5
+    );
+    assert_eq!(
+        number(
+            &folder,
+            "SELECT count(*) FROM current_processes WHERE pod = 'trainer-0' AND pod_uid IS NULL"
+        )
+        .await,
+        1
+    );
+    assert_eq!(
+        number(&folder, "SELECT count(*) FROM device_history").await,
+        0
+    );
+}

@@ -573,12 +573,16 @@ pub fn write_trace(dir: &Path) {
 
 /// Appends rows to a Delta table laid out as a collector's: partitioned by date and hour.
 pub async fn append_to_lake(dir: &Path, table: Table, rows: &[Value]) {
+    append_batch_to_lake(dir, table, batch(table, rows)).await;
+}
+
+/// The same with any columns, as an older collector's table may have.
+pub async fn append_batch_to_lake(dir: &Path, table: Table, rows: RecordBatch) {
     let dir = dir.join(table.name());
     std::fs::create_dir_all(&dir).unwrap();
     let delta = DeltaTable::try_from_url(Url::from_directory_path(&dir).unwrap())
         .await
         .unwrap();
-    let rows = batch(table, rows);
     let write = if table.partitioned_by_time() {
         delta
             .write([with_partitions(rows)])
