@@ -10,7 +10,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::reader::ChunkReader;
 use parquet::schema::types::ColumnPath;
 
@@ -64,11 +64,27 @@ const GROWING: [&str; 8] = [
 /// Columns in which hardly a value comes twice: a dictionary of them is made for nothing.
 const DISTINCT: [&str; 2] = ["duration_ns", "lifetime_ns"];
 
+/// Columns of a few texts: nobody looks for a file by them, and comparing every text with the
+/// smallest and largest so far costs more than writing it.
+const FEW_TEXTS: [&str; 10] = [
+    "host",
+    "boot_id",
+    "agent_id",
+    "gpu_uuid",
+    "layer",
+    "source",
+    "api",
+    "op",
+    "memory_kind",
+    "stack_quality",
+];
+
 fn properties(table: Table) -> Result<WriterProperties, ParquetError> {
     // Level 1: level 3 takes twice the time for a few per cent of the bytes on our events.
     let level = ZstdLevel::try_new(1)?;
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
+        .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_key_value_metadata(Some(vec![
             KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
             KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
@@ -81,6 +97,10 @@ fn properties(table: Table) -> Result<WriterProperties, ParquetError> {
     }
     for column in DISTINCT {
         properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
+    }
+    for column in FEW_TEXTS {
+        let path = ColumnPath::from(column);
+        properties = properties.set_column_statistics_enabled(path, EnabledStatistics::None);
     }
     Ok(properties.build())
 }

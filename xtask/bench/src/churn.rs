@@ -104,7 +104,7 @@ impl Pace {
 
     fn made_one(&mut self) {
         self.calls += 1;
-        if self.calls % BURST != 0 {
+        if !self.calls.is_multiple_of(BURST) {
             return;
         }
         let due = Duration::from_secs_f64(self.calls as f64 / self.rate as f64);
@@ -139,7 +139,7 @@ impl Draw {
     }
 
     fn below(&mut self, end: u32) -> u32 {
-        ((self.next() >> 32) * u64::from(end) >> 32) as u32
+        (((self.next() >> 32) * u64::from(end)) >> 32) as u32
     }
 
     /// Sizes as of tensors: 512 bytes to 64 MiB, each power of two as likely as the next, with
@@ -195,7 +195,7 @@ mod tests {
         for _ in 0..1000 {
             seen[draw.below(7) as usize] = true;
             let bytes = draw.bytes();
-            assert!((512..128 << 20).contains(&bytes) && bytes % 128 == 0);
+            assert!((512..128 << 20).contains(&bytes) && bytes.is_multiple_of(128));
         }
         assert_eq!(seen, [true; 7]);
     }

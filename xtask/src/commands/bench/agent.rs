@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Runs the three scenes, each with an agent of its own.
 pub fn measure(project: &Project) -> Result<Figures> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    if cpus <= AGENT_CPU.max(GENERATOR_CPU) {
+    if cpus < 2 {
         bail!("this benchmark needs two CPUs, one for the agent and one for what it traces");
     }
     let scene = |name: &str| Scene::start(project, &project.target.join("bench").join(name));
@@ -176,40 +176,36 @@ fn slow(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
 }
 
 fn live(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
-    let mut step = Step::start(&format!("{LIVE} live allocations"));
-    step.set_total(LIVE);
+    let step = Step::start(&format!("{LIVE} live allocations"));
     let pid = scene.agent.pid()?;
-    let before = daemon::memory_mib(pid, "VmRSS")?;
+    let idle = daemon::memory_mib(pid, "VmRSS")?;
     let arguments = [("count", LIVE), ("rate", LIVE_RATE)];
-    let generator = scene.generator("live", &arguments)?;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let live = scene.agent.status()?.live_blocks;
-        step.at(live, "live");
-        if live >= LIVE {
-            break;
-        }
-        if Instant::now() > until {
-            bail!(
-                "the agent knows {live} live allocations of {LIVE} after {} s",
-                PATIENCE.as_secs()
-            );
-        }
-        children::sleep(Duration::from_millis(200))?;
-    }
-    // What the last flush left is given back.
-    children::sleep(Duration::from_secs(3))?;
+    let mut generator = scene.generator("live", &arguments)?;
+    let time = Duration::from_secs(LIVE / LIVE_RATE);
+    generator.wait_for_line(time + PATIENCE, |line| (line == "live").then_some(()))?;
+    let status = scene.agent.wait_until_quiet(PATIENCE)?;
     let rss = daemon::memory_mib(pid, "VmRSS")?;
     let peak = daemon::memory_mib(pid, "VmHWM")?;
     // While they live: their end would be a million rows more.
     scene.agent.stop()?;
     drop(generator);
-    step.done("");
+    step.done(&format!("{} known to the agent", status.live_blocks));
+    let all_known = status.live_blocks >= LIVE;
+    if !all_known {
+        eprintln!(
+            "  rss_mib_at_1m_live is unknown: the agent lost {} events on the way",
+            status.lost()
+        );
+    }
     figures.insert(
         "rss_mib_at_1m_live",
-        Figure::with_target(rss, "MiB", Target::AtMost(TARGET_RSS_MIB)),
+        Figure::with_target(
+            all_known.then_some(rss),
+            "MiB",
+            Target::AtMost(TARGET_RSS_MIB),
+        ),
     );
     figures.insert("rss_mib_peak", Figure::watched(peak, "MiB"));
-    figures.insert("rss_mib_idle", Figure::watched(before, "MiB"));
+    figures.insert("rss_mib_idle", Figure::watched(idle, "MiB"));
     Ok(())
 }
