@@ -9,6 +9,7 @@
 pub mod config;
 pub mod engine;
 pub mod host;
+pub mod inspect;
 pub mod ledger;
 pub mod output;
 pub mod probes;

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_agent::config::{Config, Settings};
 use vramscope_agent::trace::Job;
-use vramscope_agent::{serve, status, trace};
+use vramscope_agent::{inspect, serve, status, trace};
 
 /// Traces GPU memory allocations on this host.
 #[derive(Parser)]
@@ -61,6 +61,17 @@ enum Cmd {
         #[arg(long)]
         json: bool,
     },
+    /// Show what would be hooked in a library or program, and which USDT probes it has.
+    #[command(
+        after_help = "Examples:\n  vramscope-agent inspect /usr/lib/x86_64-linux-gnu/libcuda.so.1\n  vramscope-agent inspect --json libc10_cuda.so\n\nNeeds no root and touches no process."
+    )]
+    Inspect {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// A 64-bit ELF file.
+        file: PathBuf,
+    },
     /// Take the probes out of the kernel, after the agent was stopped for good.
     Detach,
 }
@@ -107,7 +118,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = arguments.command else {
-        anyhow::bail!("say what to do: serve, trace, status or detach; see --help");
+        anyhow::bail!("say what to do: serve, trace, status, inspect or detach; see --help");
     };
     match command {
         Cmd::Serve => {
@@ -146,6 +157,14 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             } else {
                 ExitCode::from(3)
             });
+        }
+        Cmd::Inspect { json, file } => {
+            let found = inspect::inspect(&file)?;
+            if json {
+                println!("{}", serde_json::to_string_pretty(&found)?);
+            } else {
+                print!("{}", inspect::text(&found));
+            }
         }
         Cmd::Detach => {
             let found = serve::detach(&config.pin_path)?;

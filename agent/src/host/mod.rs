@@ -8,3 +8,4 @@ pub mod identity;
 pub mod library;
 pub mod numa;
 pub mod procfs;
+pub mod usdt;

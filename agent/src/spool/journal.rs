@@ -307,7 +307,8 @@ mod tests {
         drop(journal);
         let path = spool.path().join(FILE);
         let whole = fs::read(&path).unwrap();
-        for cut in whole.len() / 2 + 1..whole.len() {
+        let first = FORMAT.len() + encode(&frame(1)).unwrap().len();
+        for cut in first + 1..whole.len() {
             fs::write(&path, &whole[..cut]).unwrap();
             let (mut journal, frames) = Journal::open(spool.path()).unwrap();
             assert_eq!(seqs(&frames), [1], "cut at {cut}");

@@ -6,7 +6,11 @@
 //!   of the file system free.
 //! - What is small and says much ([`Class::Small`]: stacks, processes, roll-ups) may fill all of
 //!   the limit and leave half of the reserve: with the raw rows of an hour gone, its totals stay.
-//! - `agent_windows` and the journal tell of what was dropped, so only a full disk stops them.
+//! - `agent_windows` tells of what was dropped. A twentieth above the limit is for them; when that
+//!   is full too, the open window goes on and is told once there is room.
+//! - The journal stops only for a full disk. Then nothing is dropped: rows wait in memory and
+//!   events in the ring, whose size bounds both, and what the ring cannot hold the kernel side
+//!   counts as `ring_full`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -207,7 +211,7 @@ impl Room {
         self.full
     }
 
-    /// Said once when it turns.
+    /// Said when it turns.
     pub fn set_full(&mut self, full: bool) {
         if full && !self.full {
             let disk = Disk::of(&self.spool);
@@ -253,8 +257,17 @@ impl Room {
         )
     }
 
+    /// Whether there is some more room than one flush needs, so that it does not turn at each.
+    pub fn has_room_again(&self) -> bool {
+        self.fits(Class::Raw, self.limit / 20)
+    }
+
     /// Whether a window can be told of. If not, it goes on until it can.
     pub fn fits_window(&self) -> bool {
+        let most = self.limit.saturating_add(self.limit / 20 + WINDOW_BYTES);
+        if self.usage.bytes() > most {
+            return false;
+        }
         Disk::of(&self.spool).is_none_or(|disk| disk.free >= WINDOW_BYTES)
     }
 }

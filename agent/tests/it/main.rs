@@ -3,5 +3,6 @@
 //! These tests load BPF programs: without root they say so and pass without testing.
 
 mod serve;
+mod ship;
 mod standins;
 mod trace;
