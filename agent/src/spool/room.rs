@@ -27,6 +27,8 @@ const BLOCK: u64 = 4096;
 const RECOUNT_FULL: Duration = Duration::from_secs(1);
 /// How often the sums are checked against the folder otherwise.
 const RECOUNT: Duration = Duration::from_secs(60);
+/// Between two words about room.
+const SILENCE: Duration = Duration::from_secs(60);
 /// The reserve if none is configured: this, or a twentieth of a small file system.
 const DEFAULT_RESERVE: u64 = 512 << 20;
 /// Room for the file of a window, and for the journal's frame.
@@ -182,6 +184,7 @@ pub struct Room {
     usage: Arc<Usage>,
     counted: Instant,
     full: bool,
+    said: Option<Instant>,
 }
 
 impl Room {
@@ -195,6 +198,7 @@ impl Room {
             usage,
             counted: Instant::now(),
             full: false,
+            said: None,
         })
     }
 
@@ -211,19 +215,26 @@ impl Room {
         self.full
     }
 
-    /// Said when it turns.
+    /// Said when it turns, and at most once a minute: with room for small files and none for large
+    /// ones it turns at every flush.
     pub fn set_full(&mut self, full: bool) {
-        if full && !self.full {
+        let turned = full != self.full;
+        self.full = full;
+        let silent = self.said.is_some_and(|said| said.elapsed() < SILENCE);
+        if !turned || silent {
+            return;
+        }
+        self.said = Some(Instant::now());
+        if full {
             let disk = Disk::of(&self.spool);
             tracing::error!(
                 spool = %self.spool.display(), used = self.usage.bytes(), limit = self.limit,
                 free = disk.map(|disk| disk.free), reserve = disk.map(|disk| self.reserve(disk)),
                 "the spool is full: what is there is kept, new rows are dropped and counted as {SPOOL_FULL} in agent_windows; start the collector, make room, or raise spool_limit"
             );
-        } else if self.full && !full {
+        } else {
             tracing::warn!("the spool has room again: rows are written again");
         }
-        self.full = full;
     }
 
     /// Looks at the folder itself, at times.

@@ -2,6 +2,7 @@
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod clock;
 mod serve;
 mod ship;
 mod standins;
