@@ -11,7 +11,8 @@ use vramscope_agent::host::procfs;
 use vramscope_agent::host::usdt;
 use vramscope_agent::probes::record;
 use vramscope_agent::spool::journal;
-use vramscope_wire::{Table, parquet_file};
+use vramscope_wire::Table;
+use vramscope_wire::parquet_file::{self, ReadError};
 
 /// Symbols of a library.
 pub fn elf(bytes: &[u8]) {
@@ -63,7 +64,8 @@ pub fn record(bytes: &[u8]) {
     }
 }
 
-/// A file of the spool, as the sender reads it: the first byte chooses the table.
+/// A file of the spool, as the sender reads it: the first byte chooses the table. The Parquet
+/// reader panics at some bytes, which `parquet_file` turns into errors.
 pub fn spool_file(bytes: &[u8]) {
     let Some((first, file)) = bytes.split_first() else {
         return;

@@ -216,6 +216,29 @@ fn spool_file() {
     });
 }
 
+/// Every byte of a file, one at a time. The Parquet reader panics at some of them (a negative
+/// offset in the footer, an offset beyond its buffer), which would end the sender's task: there
+/// has to be an error instead.
+#[test]
+fn a_bad_byte_in_a_spool_file_is_an_error_or_no_matter() {
+    let file = seeds::spool_files().remove(0);
+    let mut panics = 0;
+    for at in 1..file.len() {
+        for value in [file[at] ^ 1, 0xff] {
+            let mut bytes = file[1..].to_vec();
+            bytes[at - 1] = value;
+            let table = vramscope_wire::Table::ALL[0];
+            let read = vramscope_wire::parquet_file::decode(table, bytes::Bytes::from(bytes));
+            panics += usize::from(matches!(
+                read,
+                Err(vramscope_wire::parquet_file::ReadError::Panic(_))
+            ));
+        }
+    }
+    // If this fails the reader has become better, and `survive` may go.
+    assert!(panics > 0);
+}
+
 #[test]
 fn journal() {
     memory::bounded(1 << 30, || {
