@@ -11,8 +11,7 @@ use vramscope_agent::host::procfs;
 use vramscope_agent::host::usdt;
 use vramscope_agent::probes::record;
 use vramscope_agent::spool::journal;
-use vramscope_wire::Table;
-use vramscope_wire::parquet_file::{self, ReadError};
+use vramscope_wire::{Table, parquet_file};
 
 /// Symbols of a library.
 pub fn elf(bytes: &[u8]) {

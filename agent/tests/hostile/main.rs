@@ -8,6 +8,9 @@ mod targets;
 mod memory;
 mod seeds;
 
+use std::cell::Cell;
+use std::sync::Once;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -187,6 +190,27 @@ fn seeds_are_valid() {
     assert_eq!(journal, untouched);
 }
 
+thread_local! {
+    static QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs something whose caught panics are not worth a backtrace each.
+fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !QUIET.get() {
+                usual(panic);
+            }
+        }));
+    });
+    QUIET.set(true);
+    let result = run();
+    QUIET.set(false);
+    result
+}
+
 fn as_it_is(_: &mut Vec<u8>) {}
 
 #[test]
@@ -212,7 +236,7 @@ fn record() {
 #[test]
 fn spool_file() {
     memory::bounded(1 << 30, || {
-        run(&seeds::spool_files(), as_it_is, targets::spool_file);
+        quietly(|| run(&seeds::spool_files(), as_it_is, targets::spool_file));
     });
 }
 
@@ -221,14 +245,17 @@ fn spool_file() {
 /// has to be an error instead.
 #[test]
 fn a_bad_byte_in_a_spool_file_is_an_error_or_no_matter() {
-    let file = seeds::spool_files().remove(0);
+    let files = seeds::spool_files();
+    let file = files.iter().min_by_key(|file| file.len()).unwrap();
+    let table = vramscope_wire::Table::ALL[usize::from(file[0])];
     let mut panics = 0;
-    for at in 1..file.len() {
+    // Most of the file is its footer.
+    for at in (1..file.len()).step_by(3) {
         for value in [file[at] ^ 1, 0xff] {
             let mut bytes = file[1..].to_vec();
             bytes[at - 1] = value;
-            let table = vramscope_wire::Table::ALL[0];
-            let read = vramscope_wire::parquet_file::decode(table, bytes::Bytes::from(bytes));
+            let bytes = bytes::Bytes::from(bytes);
+            let read = quietly(|| vramscope_wire::parquet_file::decode(table, bytes));
             panics += usize::from(matches!(
                 read,
                 Err(vramscope_wire::parquet_file::ReadError::Panic(_))
