@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
-use vramscope_agent::spool::folder;
+use vramscope_agent::spool::{folder, journal};
 use vramscope_fakes::ledger::{Kind, read_ledgers};
 use vramscope_wire::{Table, parquet_file};
 
@@ -88,9 +88,16 @@ struct Taken {
 }
 
 impl Taken {
-    /// Takes the files as a collector does: reads and removes them.
+    /// Takes the files as a collector gets them: those that count, oldest first; reads and
+    /// removes them.
     fn consume(&mut self, spool: &Path) {
+        let journal = std::fs::read(spool.join("journal")).unwrap();
+        let frames = journal::decode(&journal).frames;
+        let committed = frames.last().map_or(0, |frame| frame.state.next_batch_seq);
         for file in folder::list(spool).unwrap() {
+            if file.batch_seq >= committed {
+                break;
+            }
             let opened = std::fs::File::open(&file.path).unwrap();
             for batch in parquet_file::decode(file.table, opened).unwrap() {
                 match file.table {

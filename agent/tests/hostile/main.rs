@@ -127,7 +127,7 @@ fn spoil(bytes: &mut Vec<u8>, harm: &Harm) {
 
 /// Runs a target over its seeds, whole and spoiled, and over random bytes. `repair` puts right
 /// what only says that bytes are damaged, so that the parser behind it is reached.
-fn run(seeds: &[Vec<u8>], repair: fn(&mut Vec<u8>), target: fn(&[u8])) {
+fn run(seeds: &[Vec<u8>], repair: fn(&mut [u8]), target: fn(&[u8])) {
     assert!(!seeds.is_empty());
     for seed in seeds {
         target(seed);
@@ -211,7 +211,7 @@ fn quietly<T>(run: impl FnOnce() -> T) -> T {
     result
 }
 
-fn as_it_is(_: &mut Vec<u8>) {}
+fn as_it_is(_: &mut [u8]) {}
 
 #[test]
 fn elf() {

@@ -185,7 +185,7 @@ pub fn journals() -> Vec<Vec<u8>> {
 }
 
 /// Makes the frames' checksums fit, so that what they hold is decoded.
-pub fn right_checksums(bytes: &mut Vec<u8>) {
+pub fn right_checksums(bytes: &mut [u8]) {
     let mut at = 8;
     while let Some(header) = bytes.get(at..at + 8) {
         let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
