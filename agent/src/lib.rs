@@ -10,6 +10,7 @@ pub mod config;
 pub mod dump;
 pub mod engine;
 pub mod host;
+pub mod inspect;
 pub mod ledger;
 pub mod output;
 pub mod probes;

@@ -11,7 +11,7 @@ use vramscope_agent::config::{Config, Settings};
 use vramscope_agent::host::switch;
 use vramscope_agent::probes::preflight;
 use vramscope_agent::trace::Job;
-use vramscope_agent::{dump, serve, status, trace};
+use vramscope_agent::{dump, inspect, serve, status, trace};
 
 /// Traces GPU memory allocations on this host.
 #[derive(Parser)]
@@ -72,6 +72,17 @@ enum Cmd {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Show what would be hooked in a library or program, and which USDT probes it has.
+    #[command(
+        after_help = "Examples:\n  vramscope-agent inspect /usr/lib/x86_64-linux-gnu/libcuda.so.1\n  vramscope-agent inspect --json libc10_cuda.so\n\nNeeds no root and touches no process."
+    )]
+    Inspect {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// A 64-bit ELF file.
+        file: PathBuf,
     },
     /// Take the probes out of the kernel, after the agent was stopped for good.
     Detach,
@@ -137,7 +148,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(command) = arguments.command else {
-        anyhow::bail!("say what to do: serve, trace, rows, status, off, on or detach; see --help");
+        anyhow::bail!(
+            "say what to do: serve, trace, rows, status, inspect, off, on or detach; see --help"
+        );
     };
     match command {
         Cmd::Serve => {
@@ -201,6 +214,14 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             println!("{}", serde_json::to_string(&preflight)?);
         }
         Cmd::PreflightChild { forbid } => return Ok(ExitCode::from(preflight::child(forbid))),
+        Cmd::Inspect { json, file } => {
+            let found = inspect::inspect(&file)?;
+            if json {
+                println!("{}", serde_json::to_string_pretty(&found)?);
+            } else {
+                print!("{}", inspect::text(&found));
+            }
+        }
         Cmd::Detach => {
             let found = serve::detach(&config.pin_path)?;
             let path = config.pin_path.display();

@@ -15,6 +15,7 @@ use crate::ledger::Ledger;
 use crate::probes::order::Waiting;
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal, State};
+use crate::spool::requeue;
 use crate::spool::room::{self, Class, Room};
 use crate::spool::rows::{ProcessRow, Rows, StackRow};
 use crate::spool::tables::{Origin, tables_with_rows};
@@ -100,6 +101,8 @@ pub struct Spool {
     owed_processes: Vec<ProcessRow>,
     /// Dropped since the caller was last told.
     dropped: Dropped,
+    /// Refused files were given new numbers, which the journal does not know yet.
+    requeued: bool,
 }
 
 impl Spool {
@@ -129,8 +132,10 @@ impl Spool {
             owed_stacks: Vec::new(),
             owed_processes: Vec::new(),
             dropped: Dropped::default(),
+            requeued: false,
         };
         spool.remove_uncommitted()?;
+        spool.requeue();
         Ok((spool, receiver))
     }
 
@@ -142,6 +147,28 @@ impl Spool {
             }
         }
         self.room.recount()
+    }
+
+    /// Gives what a collector refused another try, under new numbers: an old number would be taken
+    /// for a resend, and the rows be lost. That it fails is no reason not to start.
+    fn requeue(&mut self) {
+        let mut requeue = || -> anyhow::Result<()> {
+            requeue::settle(&self.folder, self.next_batch_seq)?;
+            let room = &self.room;
+            let next = requeue::requeue(&self.folder, self.next_batch_seq, |bytes| {
+                room.fits(Class::Raw, bytes)
+            })?;
+            self.requeued = next > self.next_batch_seq;
+            self.next_batch_seq = next;
+            Ok(())
+        };
+        if let Err(error) = requeue() {
+            tracing::warn!("refused files stay in {}/: {error:#}", folder::REJECTED);
+        }
+        self.staged_seq = self.next_batch_seq;
+        if let Err(error) = self.room.recount() {
+            tracing::warn!("the spool's size is not known: {error:#}");
+        }
     }
 
     fn write_status(&self, checkpoint: &Checkpoint<'_>) {
@@ -317,7 +344,7 @@ impl Output for Spool {
         let waiting = self.owed_stacks.len() + self.owed_processes.len();
         if !dropped.rows.is_empty() {
             self.room.set_full(true);
-        } else if self.staged_seq > self.next_batch_seq && waiting == 0 {
+        } else if waiting == 0 && self.room.has_room_again() {
             self.room.set_full(false);
         }
         Ok(dropped)
@@ -333,6 +360,14 @@ impl Output for Spool {
         self.write_frame(rows, &mut checkpoint)?;
         self.leftovers = false;
         self.next_batch_seq = self.staged_seq;
+        if std::mem::take(&mut self.requeued)
+            && let Err(error) = requeue::settle(&self.folder, self.next_batch_seq)
+        {
+            tracing::warn!(
+                "old copies of files stay in {}/: {error:#}",
+                folder::REJECTED
+            );
+        }
         // Nobody listens when no collector is configured.
         self.committed.send_replace(self.next_batch_seq);
         // The rows are taken: what fails from here on must not have them written again.

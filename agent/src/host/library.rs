@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol, ReadCache};
+use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
 
-use crate::probes::hooks::{HOOKS, Layer};
+use crate::probes::hooks::{HOOKS, Hook, Layer};
 
 /// A file on this host, whatever its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,37 +102,53 @@ impl Library {
         let file =
             File::open(&self.open_path).with_context(|| format!("failed to open {}", self.path))?;
         let cache = ReadCache::new(file);
-        let elf = object::read::elf::ElfFile64::<Endianness, _>::parse(&cache)
-            .with_context(|| format!("{} is not a 64-bit ELF file", self.path))?;
-        let endian = elf.endian();
-        let segments = elf.elf_header().program_headers(endian, &cache)?;
-        let mut offsets = HashMap::new();
         // A program exports little: its own functions are in the full table alone.
-        let inner = self.is_program.then(|| elf.symbols());
-        for symbol in elf.dynamic_symbols().chain(inner.into_iter().flatten()) {
-            if !symbol.is_definition() {
-                continue;
-            }
-            let Ok(name) = symbol.name() else { continue };
-            let hook = HOOKS
-                .iter()
-                .find(|hook| hook.layer == self.layer && hook.symbol == name);
-            let Some(hook) = hook else { continue };
-            let address = symbol.address();
-            let segment = segments.iter().find(|segment| {
-                let start = segment.p_vaddr(endian);
-                segment.p_type(endian) == object::elf::PT_LOAD
-                    && (start..start.saturating_add(segment.p_filesz(endian))).contains(&address)
-            });
-            if let Some(segment) = segment {
-                offsets.insert(
-                    hook.symbol,
-                    address - segment.p_vaddr(endian) + segment.p_offset(endian),
-                );
-            }
-        }
+        let functions = hooked_functions(&cache, self.is_program)
+            .with_context(|| format!("{} is not a 64-bit ELF file", self.path))?;
+        let offsets = functions
+            .into_iter()
+            .filter(|(hook, _)| hook.layer == self.layer)
+            .map(|(hook, offset)| (hook.symbol, offset))
+            .collect();
         Ok(offsets)
     }
+}
+
+/// The hooked functions that an ELF file exports, or, with `all`, contains under their names, and
+/// their offsets in the file. A function outside the file's segments cannot be hooked.
+pub fn hooked_functions<'data, R: ReadRef<'data>>(
+    data: R,
+    all: bool,
+) -> object::Result<Vec<(&'static Hook, u64)>> {
+    let elf = object::read::elf::ElfFile64::<Endianness, R>::parse(data)?;
+    let endian = elf.endian();
+    let segments = elf.elf_header().program_headers(endian, data)?;
+    let inner = all.then(|| elf.symbols());
+    let mut functions: Vec<(&'static Hook, u64)> = Vec::new();
+    for symbol in elf.dynamic_symbols().chain(inner.into_iter().flatten()) {
+        if !symbol.is_definition() {
+            continue;
+        }
+        let Ok(name) = symbol.name() else { continue };
+        let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else {
+            continue;
+        };
+        let address = symbol.address();
+        let segment = segments.iter().find(|segment| {
+            let start = segment.p_vaddr(endian);
+            segment.p_type(endian) == object::elf::PT_LOAD
+                && (start..start.saturating_add(segment.p_filesz(endian))).contains(&address)
+        });
+        // A file may be made to claim any offset.
+        let offset = segment.and_then(|segment| {
+            (address - segment.p_vaddr(endian)).checked_add(segment.p_offset(endian))
+        });
+        let is_new = !functions.iter().any(|(known, _)| known.symbol == name);
+        if let Some(offset) = offset.filter(|_| is_new) {
+            functions.push((hook, offset));
+        }
+    }
+    Ok(functions)
 }
 
 #[cfg(test)]

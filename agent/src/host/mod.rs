@@ -13,4 +13,5 @@ pub mod procfs;
 pub mod realfile;
 pub mod safety;
 pub mod switch;
+pub mod usdt;
 pub mod watch;

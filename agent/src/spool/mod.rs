@@ -3,6 +3,7 @@
 
 pub mod folder;
 pub mod journal;
+pub mod requeue;
 pub mod room;
 pub mod rows;
 pub mod tables;

@@ -6,7 +6,11 @@
 //!   of the file system free.
 //! - What is small and says much ([`Class::Small`]: stacks, processes, roll-ups) may fill all of
 //!   the limit and leave half of the reserve: with the raw rows of an hour gone, its totals stay.
-//! - `agent_windows` and the journal tell of what was dropped, so only a full disk stops them.
+//! - `agent_windows` tells of what was dropped. A twentieth above the limit is for them; when that
+//!   is full too, the open window goes on and is told once there is room.
+//! - The journal stops only for a full disk. Then nothing is dropped: rows wait in memory and
+//!   events in the ring, whose size bounds both, and what the ring cannot hold the kernel side
+//!   counts as `ring_full`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +27,8 @@ const BLOCK: u64 = 4096;
 const RECOUNT_FULL: Duration = Duration::from_secs(1);
 /// How often the sums are checked against the folder otherwise.
 const RECOUNT: Duration = Duration::from_secs(60);
+/// Between two words about room.
+const SILENCE: Duration = Duration::from_secs(60);
 /// The reserve if none is configured: this, or a twentieth of a small file system.
 const DEFAULT_RESERVE: u64 = 512 << 20;
 /// Room for the file of a window, and for the journal's frame.
@@ -178,6 +184,7 @@ pub struct Room {
     usage: Arc<Usage>,
     counted: Instant,
     full: bool,
+    said: Option<Instant>,
 }
 
 impl Room {
@@ -191,6 +198,7 @@ impl Room {
             usage,
             counted: Instant::now(),
             full: false,
+            said: None,
         })
     }
 
@@ -207,19 +215,26 @@ impl Room {
         self.full
     }
 
-    /// Said once when it turns.
+    /// Said when it turns, and at most once a minute: with room for small files and none for large
+    /// ones it turns at every flush.
     pub fn set_full(&mut self, full: bool) {
-        if full && !self.full {
+        let turned = full != self.full;
+        self.full = full;
+        let silent = self.said.is_some_and(|said| said.elapsed() < SILENCE);
+        if !turned || silent {
+            return;
+        }
+        self.said = Some(Instant::now());
+        if full {
             let disk = Disk::of(&self.spool);
             tracing::error!(
                 spool = %self.spool.display(), used = self.usage.bytes(), limit = self.limit,
                 free = disk.map(|disk| disk.free), reserve = disk.map(|disk| self.reserve(disk)),
                 "the spool is full: what is there is kept, new rows are dropped and counted as {SPOOL_FULL} in agent_windows; start the collector, make room, or raise spool_limit"
             );
-        } else if self.full && !full {
+        } else {
             tracing::warn!("the spool has room again: rows are written again");
         }
-        self.full = full;
     }
 
     /// Looks at the folder itself, at times.
@@ -253,8 +268,17 @@ impl Room {
         )
     }
 
+    /// Whether there is some more room than one flush needs, so that it does not turn at each.
+    pub fn has_room_again(&self) -> bool {
+        self.fits(Class::Raw, self.limit / 20)
+    }
+
     /// Whether a window can be told of. If not, it goes on until it can.
     pub fn fits_window(&self) -> bool {
+        let most = self.limit.saturating_add(self.limit / 20 + WINDOW_BYTES);
+        if self.usage.bytes() > most {
+            return false;
+        }
         Disk::of(&self.spool).is_none_or(|disk| disk.free >= WINDOW_BYTES)
     }
 }

@@ -200,7 +200,6 @@ fn roll_ups_add_up_over_windows_and_kills() {
     }
     assert!(program.wait().unwrap().success());
     let pid = i64::from(program.id());
-    daemon.wait_for("over", |status| status["processes"] == 0);
     daemon.stop();
     let books = bench.ledgers();
     let books = books[0].totals(0, Kind::Device);

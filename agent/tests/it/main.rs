@@ -2,6 +2,7 @@
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod clock;
 mod containers;
 mod daemon;
 mod discovery;
@@ -9,5 +10,6 @@ mod losses;
 mod program;
 mod safety;
 mod serve;
+mod ship;
 mod standins;
 mod trace;

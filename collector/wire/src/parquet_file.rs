@@ -1,12 +1,13 @@
 //! One Parquet file of one table: how it is written, and how it is checked before anyone
 //! believes it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
@@ -28,6 +29,9 @@ pub enum ReadError {
     /// Rows could not be decoded.
     #[error("damaged rows: {0}")]
     Arrow(#[from] arrow::error::ArrowError),
+    /// Damaged in a way that the Parquet reader does not expect.
+    #[error("damaged beyond what the reader can tell: {0}")]
+    Panic(String),
     /// Columns differ from the table's.
     #[error("columns do not fit table {table}: {detail}")]
     Schema {
@@ -120,10 +124,40 @@ pub fn rows<R: ChunkReader + 'static>(
     table: Table,
     file: R,
 ) -> Result<impl Iterator<Item = Result<RecordBatch, ReadError>>, ReadError> {
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
-    check_schema(table, builder.schema())?;
-    let reader = builder.with_batch_size(1024).build()?;
-    Ok(reader.map(move |batch| conform(table, &batch?)))
+    // Parquet's own types say all that our columns need. The Arrow schema that writers put beside
+    // them is one more thing to be hostile: the reader panics on types that do not exist.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let mut reader = survive(|| {
+        let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)?;
+        check_schema(table, builder.schema())?;
+        Ok(builder.with_batch_size(1024).build()?)
+    })?;
+    let mut is_over = false;
+    Ok(std::iter::from_fn(move || {
+        if is_over {
+            return None;
+        }
+        let next = survive(|| match reader.next() {
+            Some(batch) => conform(table, &batch?).map(Some),
+            None => Ok(None),
+        });
+        // After a panic the reader's state is not to be trusted.
+        is_over = matches!(next, Err(ReadError::Panic(_)));
+        next.transpose()
+    }))
+}
+
+/// A file that makes the Parquet reader panic is a damaged file, and no reason to fall over.
+fn survive<T>(read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
+    // What the closure leaves half done is dropped by the caller.
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no reason given");
+        Err(ReadError::Panic(text.to_string()))
+    })
 }
 
 fn check_schema(table: Table, found: &SchemaRef) -> Result<(), ReadError> {

@@ -14,7 +14,7 @@ use super::known::{Hooked, Outcome};
 use super::lock;
 use crate::host::identity::StartTime;
 use crate::host::library::{FileId, Library};
-use crate::probes::bpf::Attachment;
+use crate::probes::bpf::{Attachment, NOT_EXPORTED};
 use crate::probes::samefile;
 
 impl Finder {
@@ -259,9 +259,13 @@ fn tell(library: &str, outcome: &Outcome) {
             info!(library, hooked = hooked.len(), "hooked");
             for attachment in refused {
                 let reason = attachment.refused.as_deref().unwrap_or_default();
+                // Every version lacks some functions of others.
+                if reason == NOT_EXPORTED {
+                    continue;
+                }
                 warn!(library, symbol = attachment.symbol, reason, "not hooked");
             }
         }
-        Outcome::Refused(reason) => warn!(library, reason, "not hooked"),
+        Outcome::Refused(reason) => info!(library, reason, "not hooked"),
     }
 }

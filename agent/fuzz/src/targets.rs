@@ -1,0 +1,97 @@
+//! What each fuzz target does with its bytes. A target checks more than that nothing panics:
+//! what a parser accepts has to keep its own promises.
+//!
+//! Bytes come from where others write: library files and `/proc` from containers, the ring and
+//! the spool from an earlier agent or a rotten disk, the configuration from people.
+
+use bytes::Bytes;
+use vramscope_agent::config::Settings;
+use vramscope_agent::host::library::hooked_functions;
+use vramscope_agent::host::procfs;
+use vramscope_agent::host::usdt;
+use vramscope_agent::probes::record;
+use vramscope_agent::spool::journal;
+use vramscope_wire::{Table, parquet_file};
+
+/// Symbols of a library.
+pub fn elf(bytes: &[u8]) {
+    for all in [false, true] {
+        let Ok(functions) = hooked_functions(bytes, all) else {
+            return;
+        };
+        for (i, (hook, _)) in functions.iter().enumerate() {
+            assert!(
+                functions[..i]
+                    .iter()
+                    .all(|(other, _)| other.symbol != hook.symbol),
+                "a function twice"
+            );
+        }
+    }
+}
+
+/// USDT notes of a library.
+pub fn usdt(bytes: &[u8]) {
+    let Ok(probes) = usdt::probes(bytes) else {
+        return;
+    };
+    for probe in probes {
+        assert!(probe.provider.len() <= 3 * 4096 && probe.arguments.len() <= 3 * 4096);
+    }
+}
+
+/// `/proc/PID/maps`.
+pub fn maps(bytes: &[u8]) {
+    for line in String::from_utf8_lossy(bytes).lines() {
+        if let Some(mapping) = procfs::parse_mapping(line) {
+            assert!(mapping.start < mapping.end);
+            assert!(mapping.path.starts_with('/'));
+        }
+    }
+}
+
+/// A record of the ring.
+pub fn record(bytes: &[u8]) {
+    let Ok(event) = record::decode(bytes) else {
+        return;
+    };
+    // What is accepted can be asked.
+    let _ = (event.seq(), event.tgid());
+    if let vramscope_agent::probes::Event::Call(call) = &event {
+        let _ = (call.hook(), call.effect_ns());
+        assert!(!call.stack.contains(&0));
+    }
+}
+
+/// A file of the spool, as the sender reads it: the first byte chooses the table. The Parquet
+/// reader panics at some bytes, which `parquet_file` turns into errors.
+pub fn spool_file(bytes: &[u8]) {
+    let Some((first, file)) = bytes.split_first() else {
+        return;
+    };
+    let table = Table::ALL[usize::from(*first) % Table::ALL.len()];
+    let Ok(rows) = parquet_file::rows(table, Bytes::copy_from_slice(file)) else {
+        return;
+    };
+    // A small file may tell of many rows; nobody has to read them all.
+    for batch in rows.take(64) {
+        let Ok(batch) = batch else { return };
+        assert_eq!(batch.schema(), table.schema());
+        assert!(batch.num_rows() <= 1024);
+    }
+}
+
+/// The journal.
+pub fn journal(bytes: &[u8]) {
+    let decoded = journal::decode(bytes);
+    assert!(decoded.good <= bytes.len());
+    // What was cut off is not needed to read the rest again.
+    let again = journal::decode(&bytes[..decoded.good]);
+    assert_eq!(again.frames.len(), decoded.frames.len());
+}
+
+/// The configuration file.
+pub fn config(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let _ = toml::from_str::<Settings>(&text);
+}

@@ -1,0 +1,392 @@
+//! A spool that is full: what is dropped is counted to the row, and what comes later is not lost.
+//! Expectations come from the stand-ins' ledgers.
+//!
+//! A program of its own, one test at a time: the agent hooks every CUDA program of the host, and
+//! dropped rows do not say whose they were. Where others use CUDA at the same time, only a lower
+//! bound can be checked, which is said aloud.
+
+mod daemon;
+#[path = "../it/standins.rs"]
+#[allow(dead_code, reason = "another test program uses the rest")]
+mod standins;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Int32Type, Int64Type};
+use vramscope_agent::spool::{folder, journal};
+use vramscope_fakes::ledger::{Kind, read_ledgers};
+use vramscope_wire::{Table, parquet_file};
+
+use crate::daemon::Daemon;
+use crate::standins::Bench;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// An agent that does not outlive a failed test.
+struct Running(Child);
+
+impl Running {
+    fn start(daemon: &Daemon<'_>) -> Self {
+        Self(daemon.start())
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    fn stop(mut self) {
+        Daemon::stop(&mut self.0);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Rows that a workload's calls make: a call is a row in its layer, and what lives at the end is
+/// freed by the process's end.
+fn rows_by_the_ledgers(bench: &Bench) -> u64 {
+    let mut rows = 0;
+    for ledger in read_ledgers(&bench.books()).unwrap() {
+        let is_driver = ledger.layer == vramscope_fakes::ledger::Layer::Driver;
+        for device in 0..2 {
+            for kind in Kind::ALL {
+                let t = ledger.totals(device, kind);
+                rows += t.allocations + t.failed_allocations + t.frees + t.failed_frees;
+                if is_driver {
+                    rows += t.live_count;
+                }
+            }
+        }
+    }
+    rows
+}
+
+/// What a collector would have by now.
+#[derive(Debug, Default)]
+struct Taken {
+    alloc_rows: u64,
+    rows_by_pid: BTreeMap<i32, u64>,
+    seqs: BTreeSet<(i64, String)>,
+    stacks_named: BTreeSet<i64>,
+    stacks_used: BTreeSet<i64>,
+    lost: BTreeMap<String, i64>,
+    lossy_windows: usize,
+    windows: usize,
+}
+
+impl Taken {
+    /// Takes the files as a collector gets them: those that count, oldest first; reads and
+    /// removes them.
+    fn consume(&mut self, spool: &Path) {
+        let journal = std::fs::read(spool.join("journal")).unwrap();
+        let frames = journal::decode(&journal).frames;
+        let committed = frames.last().map_or(0, |frame| frame.state.next_batch_seq);
+        for file in folder::list(spool).unwrap() {
+            if file.batch_seq >= committed {
+                break;
+            }
+            let opened = std::fs::File::open(&file.path).unwrap();
+            for batch in parquet_file::decode(file.table, opened).unwrap() {
+                match file.table {
+                    Table::AllocEvents => self.events(&batch),
+                    Table::Stacks => self.stacks_named.extend(longs(&batch, "stack_id")),
+                    Table::AgentWindows => self.windows(&batch),
+                    _ => {}
+                }
+            }
+            std::fs::remove_file(&file.path).unwrap();
+        }
+    }
+
+    fn events(&mut self, batch: &RecordBatch) {
+        self.alloc_rows += batch.num_rows() as u64;
+        let pids = batch.column_by_name("pid").unwrap();
+        for pid in pids.as_primitive::<Int32Type>().values() {
+            *self.rows_by_pid.entry(*pid).or_default() += 1;
+        }
+        self.stacks_used.extend(longs(batch, "stack_id"));
+        let alloc_seqs = batch.column_by_name("alloc_seq").unwrap();
+        for (i, seq) in longs(batch, "seq").into_iter().enumerate() {
+            // Implicit frees share the number of what ended them.
+            let ends = alloc_seqs.as_primitive::<Int64Type>().value(i);
+            assert!(
+                self.seqs.insert((seq, ends.to_string())),
+                "a row was written twice: {seq}"
+            );
+        }
+    }
+
+    fn windows(&mut self, batch: &RecordBatch) {
+        let lossy = batch.column_by_name("lossy").unwrap().as_boolean();
+        let lost = batch.column_by_name("lost").unwrap();
+        let lost = lost.as_primitive::<Int64Type>();
+        let lists = batch.column_by_name("lost_by_cause").unwrap();
+        let lists = lists.as_list::<i32>();
+        for row in 0..batch.num_rows() {
+            self.windows += 1;
+            self.lossy_windows += usize::from(lossy.value(row));
+            let causes = lists.value(row);
+            let causes = causes.as_struct();
+            let names = causes.column_by_name("cause").unwrap().as_string::<i32>();
+            let counts = causes.column(1).as_primitive::<Int64Type>();
+            let mut calls = 0;
+            for i in 0..causes.len() {
+                assert!(lossy.value(row), "a loss and no mark");
+                *self.lost.entry(names.value(i).to_string()).or_default() += counts.value(i);
+                if !names.value(i).starts_with("spool_full_") {
+                    calls += counts.value(i);
+                }
+            }
+            assert_eq!(lost.value(row), calls, "the sum is of calls alone");
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        self.lost.get("spool_full").copied().unwrap_or(0) as u64
+    }
+
+    /// Nothing was lost but for want of room, and every stack that is used has its names.
+    fn check(&self, bench: &Bench, daemon: &Daemon<'_>) {
+        let unnamed: Vec<_> = self.stacks_used.difference(&self.stacks_named).collect();
+        assert!(unnamed.is_empty(), "stacks without a row: {unnamed:?}");
+        let pids: BTreeSet<_> = read_ledgers(&bench.books())
+            .unwrap()
+            .iter()
+            .map(|ledger| ledger.pid as i32)
+            .collect();
+        let of_ours = self
+            .rows_by_pid
+            .iter()
+            .filter(|(pid, _)| pids.contains(pid));
+        let kept: u64 = of_ours.map(|(_, rows)| rows).sum();
+        let all = rows_by_the_ledgers(bench);
+        let libraries = status(daemon)["libraries"].clone();
+        let own = bench.libraries().to_string_lossy().into_owned();
+        let foreign = libraries
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|path| !path.as_str().unwrap().starts_with(&own));
+        if let Some(foreign) = foreign {
+            let _ = writeln!(
+                std::io::stderr(),
+                "NOT EXACT: {foreign} was in use as well, so dropped rows are others' too"
+            );
+            let lost: i64 = self.lost.values().sum();
+            assert!(kept + lost as u64 >= all, "{:?}", self.lost);
+            return;
+        }
+        assert_eq!(
+            kept + self.dropped(),
+            all,
+            "kept and dropped rows are all rows: {:?}",
+            self.lost
+        );
+        for cause in self.lost.keys() {
+            assert!(cause.starts_with("spool_full"), "lost by {cause}");
+        }
+    }
+}
+
+fn longs(batch: &RecordBatch, column: &str) -> Vec<i64> {
+    let values = batch.column_by_name(column).unwrap();
+    values
+        .as_primitive::<Int64Type>()
+        .iter()
+        .flatten()
+        .collect()
+}
+
+/// Runs a workload under the daemon; gives its pid.
+fn run(bench: &Bench, arguments: &[&str]) -> i32 {
+    let mut child = Command::new(Bench::workload())
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", bench.libraries())
+        .env("VRAMSCOPE_FAKE_DIR", bench.books())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = child.id() as i32;
+    child.wait().unwrap();
+    pid
+}
+
+fn options(bench: &Bench, more: &[&str]) -> Vec<String> {
+    let both = ["libcuda.so.1", "libcudart.so.13"]
+        .map(|name| bench.libraries().join(name).to_string_lossy().into_owned());
+    let mut options = vec!["--libraries".to_string(), both.join(",")];
+    options.extend(more.iter().map(ToString::to_string));
+    options
+}
+
+/// Waits for something that comes sooner or later.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < Duration::from_secs(120), "never: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn status(daemon: &Daemon<'_>) -> serde_json::Value {
+    std::fs::read(daemon.spool().join("status.json"))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default()
+}
+
+const THREADS: [&str; 5] = ["threads", "--threads", "4", "--iterations", "400"];
+
+/// Fills a small spool, kills the agent while it is full, makes room, and fills it again.
+#[test]
+fn a_full_spool_drops_the_newest_and_counts_them() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(bench) = Bench::new() else { return };
+    let mut daemon = Daemon::new(&bench, "full");
+    daemon.options = options(
+        &bench,
+        &[
+            "--spool-limit",
+            "160KiB",
+            "--spool-reserve",
+            "0B",
+            "--window",
+            "500ms",
+        ],
+    );
+    let agent = Running::start(&daemon);
+    let mut taken = Taken::default();
+    for _ in 0..50 {
+        run(&bench, &THREADS);
+        if status(&daemon)["spool_full"] == true {
+            break;
+        }
+    }
+    until("the spool is full", || {
+        status(&daemon)["spool_full"] == true
+    });
+    run(&bench, &THREADS);
+    // What was counted as dropped must survive a kill.
+    agent.kill();
+    let agent = Running::start(&daemon);
+    run(&bench, &THREADS);
+    let kept = folder::list(&daemon.spool()).unwrap();
+    let raw: u64 = kept
+        .iter()
+        .filter(|file| file.table == Table::AllocEvents)
+        .map(|file| file.path.metadata().unwrap().len())
+        .sum();
+    assert!(raw <= 160 << 10, "{raw} bytes of raw rows in 160 KiB");
+    taken.consume(&daemon.spool());
+
+    // Room again: rows flow again, by themselves.
+    until("the agent notices", || {
+        let pid = run(&bench, &THREADS);
+        std::thread::sleep(Duration::from_millis(500));
+        taken.consume(&daemon.spool());
+        taken.rows_by_pid.contains_key(&pid)
+    });
+    agent.stop();
+    taken.consume(&daemon.spool());
+    assert!(taken.dropped() > 0 && taken.lossy_windows > 0);
+    assert!(taken.lossy_windows < taken.windows, "not all were lossy");
+    taken.check(&bench, &daemon);
+}
+
+/// A file system of its own, unmounted in the end.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    /// `None`, said aloud, where nothing may be mounted.
+    fn mount(at: &'a Path, options: &str) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        let path = CString::new(at.as_os_str().as_bytes()).unwrap();
+        let options = CString::new(options).unwrap();
+        // SAFETY: terminated strings; the options are read by the kernel during the call.
+        let result = unsafe {
+            libc::mount(
+                c"tmpfs".as_ptr(),
+                path.as_ptr(),
+                c"tmpfs".as_ptr(),
+                0,
+                options.as_ptr().cast(),
+            )
+        };
+        if result != 0 {
+            let error = std::io::Error::last_os_error();
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: no file system can be mounted: {error}"
+            );
+            return None;
+        }
+        Some(Self(at))
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let path = CString::new(self.0.as_os_str().as_bytes()).unwrap();
+        // SAFETY: a terminated string; our own mount.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// The disk is small and another program fills it to the last byte: the reserve keeps the
+/// journal going, then nothing can be written at all, and then there is room again.
+#[test]
+fn a_disk_that_others_fill_loses_nothing_that_is_not_counted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(bench) = Bench::new() else { return };
+    let mut daemon = Daemon::new(&bench, "disk");
+    let spool = daemon.spool();
+    let Some(_disk) = SmallDisk::mount(&spool, "size=2m") else {
+        return;
+    };
+    daemon.options = options(&bench, &["--window", "500ms"]);
+    let agent = Running::start(&daemon);
+    let mut taken = Taken::default();
+    run(&bench, &THREADS);
+
+    let ballast = spool.join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    let chunk = vec![1; 4096];
+    while file.write_all(&chunk).is_ok() {}
+    drop(file);
+    run(&bench, &THREADS);
+    std::thread::sleep(Duration::from_millis(500));
+    // A little room: less than the reserve, enough for the journal and for windows.
+    std::fs::File::options()
+        .write(true)
+        .open(&ballast)
+        .and_then(|file| file.set_len(file.metadata()?.len() - (96 << 10)))
+        .unwrap();
+    run(&bench, &THREADS);
+    until("rows are dropped", || {
+        status(&daemon)["lost"]["spool_full"].as_u64() > Some(0)
+    });
+    std::fs::remove_file(&ballast).unwrap();
+    until("the agent notices", || {
+        let pid = run(&bench, &THREADS);
+        std::thread::sleep(Duration::from_millis(500));
+        taken.consume(&spool);
+        taken.rows_by_pid.contains_key(&pid)
+    });
+    agent.stop();
+    taken.consume(&spool);
+    assert!(taken.dropped() > 0);
+    taken.check(&bench, &daemon);
+}
