@@ -110,10 +110,15 @@ pub struct Window {
 impl Window {
     /// Opens a window, or goes on with the one of an agent that was stopped in its middle.
     pub fn open(earlier: Option<Counts>) -> Self {
+        let counts = earlier.unwrap_or_else(Counts::begin);
+        // A window does not begin anew with each restart.
+        let age_ns = (clock::realtime_ns() as i64).saturating_sub(counts.start_ns);
+        let age = Duration::from_nanos(u64::try_from(age_ns).unwrap_or(0));
+        let now = Instant::now();
         Self {
-            started: Instant::now(),
+            started: now.checked_sub(age).unwrap_or(now),
             cpu_ns: clock::cpu_ns(),
-            counts: earlier.unwrap_or_else(Counts::begin),
+            counts,
         }
     }
 
