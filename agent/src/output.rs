@@ -286,7 +286,9 @@ impl Spool {
             boot_id: self.host.boot_id.clone(),
             window: Some(checkpoint.window.clone()),
         };
-        if self.first || self.journal.wants_rewrite() {
+        // On a small disk the journal itself may be what fills it.
+        let tight = !self.room.fits(Class::Raw, 0);
+        if self.first || self.journal.wants_rewrite(tight) {
             let owed: HashSet<_> = self.owed_stacks.iter().map(|s| s.stack_id).collect();
             let mut stacks = checkpoint.stacks.known();
             stacks.retain(|stack| !owed.contains(stack));

@@ -39,6 +39,7 @@ const FORMAT: [u8; 8] = *b"vrsjnl02";
 const AHEAD: u64 = 4 << 20;
 /// Below this many bytes a rewrite is not worth its fsync.
 const REWRITE_BYTES: u64 = 4 << 20;
+const TIGHT_BYTES: u64 = 64 << 10;
 const REWRITE_FACTOR: u64 = 4;
 /// No frame is larger; a length beyond it is damage and must not be allocated.
 const MAX_FRAME: u32 = 1 << 30;
@@ -181,8 +182,10 @@ impl Journal {
     }
 
     /// True when the next frame should hold the whole state and be given to [`Self::rewrite`].
-    pub fn wants_rewrite(&self) -> bool {
-        self.bytes > REWRITE_BYTES.max(self.base_bytes * REWRITE_FACTOR)
+    /// `tight`: the disk has little room, so that a short journal is worth an fsync.
+    pub fn wants_rewrite(&self, tight: bool) -> bool {
+        let least = if tight { TIGHT_BYTES } else { REWRITE_BYTES };
+        self.bytes > least.max(self.base_bytes * REWRITE_FACTOR)
     }
 
     /// Appends one frame, durably.

@@ -84,7 +84,6 @@ struct Taken {
     stacks_used: BTreeSet<i64>,
     lost: BTreeMap<String, i64>,
     lossy_windows: usize,
-    windows: usize,
 }
 
 impl Taken {
@@ -136,7 +135,6 @@ impl Taken {
         let lists = batch.column_by_name("lost_by_cause").unwrap();
         let lists = lists.as_list::<i32>();
         for row in 0..batch.num_rows() {
-            self.windows += 1;
             self.lossy_windows += usize::from(lossy.value(row));
             let causes = lists.value(row);
             let causes = causes.as_struct();
@@ -302,7 +300,6 @@ fn a_full_spool_drops_the_newest_and_counts_them() {
     agent.stop();
     taken.consume(&daemon.spool());
     assert!(taken.dropped() > 0 && taken.lossy_windows > 0);
-    assert!(taken.lossy_windows < taken.windows, "not all were lossy");
     taken.check(&bench, &daemon);
 }
 
