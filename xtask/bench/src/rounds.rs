@@ -44,7 +44,7 @@ pub struct Rounds {
     #[arg(long, default_value_t = 500)]
     calls: usize,
     /// Time between rounds, for whoever reads the records.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 5)]
     pause_ms: u64,
 }
 

@@ -123,7 +123,7 @@ fn fast(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     let cpu_before = daemon::cpu_time(pid)?;
     let mut generator = scene.churn(LONG, RATE)?;
     let (calls, seconds) = wait_for_calls(&mut generator, LONG)?;
-    let status = scene.agent.wait_until_quiet(PATIENCE)?;
+    let status = scene.agent.wait_until_read(PATIENCE)?;
     let cpu = daemon::cpu_time(pid)? - cpu_before;
     scene.agent.stop()?;
     step.done(&format!("{} events", status.events));
@@ -183,7 +183,7 @@ fn live(scene: &mut Scene, figures: &mut Figures) -> Result<()> {
     let mut generator = scene.generator("live", &arguments)?;
     let time = Duration::from_secs(LIVE / LIVE_RATE);
     generator.wait_for_line(time + PATIENCE, |line| (line == "live").then_some(()))?;
-    let status = scene.agent.wait_until_quiet(PATIENCE)?;
+    let status = scene.agent.wait_until_read(PATIENCE)?;
     let rss = daemon::memory_mib(pid, "VmRSS")?;
     let peak = daemon::memory_mib(pid, "VmHWM")?;
     // While they live: their end would be a million rows more.

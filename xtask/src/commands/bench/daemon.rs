@@ -99,7 +99,9 @@ impl Daemon {
         let number = |name: &str| json[name].as_u64().unwrap_or(0);
         let lost = json["lost"].as_object();
         Ok(Status {
+            written_ns: number("written_ns"),
             events: number("events"),
+            ring_fill: json["ring_fill"].as_f64().unwrap_or(0.0),
             lost: lost
                 .into_iter()
                 .flatten()
@@ -109,23 +111,35 @@ impl Daemon {
         })
     }
 
-    /// Waits until it has written all that came: no more events for two seconds.
-    pub fn wait_until_quiet(&self, limit: Duration) -> Result<Status> {
-        let until = Instant::now() + limit;
+    /// Waits until it has written all that came before this call: some seconds and flushes, and
+    /// nothing waits any more. Events of other processes may go on.
+    pub fn wait_until_read(&self, limit: Duration) -> Result<Status> {
+        const FLUSHES: u32 = 4;
+        const AT_LEAST: Duration = Duration::from_secs(3);
+        let began = Instant::now();
         let mut last = self.status()?;
-        let mut since = Instant::now();
-        while since.elapsed() < Duration::from_secs(3) {
-            if Instant::now() > until {
-                bail!("the agent still reads events after {} s", limit.as_secs());
+        let mut flushes = 0;
+        loop {
+            children::sleep(Duration::from_millis(100))?;
+            if began.elapsed() > limit {
+                eprintln!(
+                    "  the agent still reads events after {} s: other processes make them, or it \
+                     is behind",
+                    limit.as_secs()
+                );
+                return Ok(last);
             }
-            children::sleep(Duration::from_millis(200))?;
             let status = self.status()?;
-            if status.events != last.events {
-                since = Instant::now();
+            if status.written_ns == last.written_ns {
+                continue;
             }
+            flushes += 1;
+            let nothing_waits = status.events == last.events || status.ring_fill < 0.05;
             last = status;
+            if flushes >= FLUSHES && began.elapsed() >= AT_LEAST && nothing_waits {
+                return Ok(last);
+            }
         }
-        Ok(last)
     }
 
     /// Stops it in order.
@@ -160,6 +174,8 @@ impl Drop for Daemon {
 /// What a status file tells.
 #[derive(Debug, Clone, Default)]
 pub struct Status {
+    written_ns: u64,
+    ring_fill: f64,
     pub events: u64,
     pub lost: Vec<(String, u64)>,
     pub live_blocks: u64,

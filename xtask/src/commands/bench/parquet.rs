@@ -29,7 +29,7 @@ pub fn measure(project: &Project) -> Result<Figures> {
     let step = Step::start(&format!("{RATE} events a second for {} s", TIME.as_secs()));
     let mut generator = scene.churn(TIME, RATE)?;
     wait_for_calls(&mut generator, TIME)?;
-    let status = scene.agent.wait_until_quiet(Duration::from_secs(60))?;
+    let status = scene.agent.wait_until_read(Duration::from_secs(60))?;
     scene.agent.stop()?;
     step.done("");
     if status.lost() > 0 {
