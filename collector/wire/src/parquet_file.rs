@@ -148,7 +148,10 @@ pub fn rows<R: ChunkReader + 'static>(
 }
 
 /// A file that makes the Parquet reader panic is a damaged file, and no reason to fall over.
-fn survive<T>(read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
+///
+/// # Errors
+/// What `read` gives, and [`ReadError::Panic`] if it panicked.
+pub fn survive<T>(read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
     // What the closure leaves half done is dropped by the caller.
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
         let text = panic

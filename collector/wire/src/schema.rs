@@ -516,6 +516,11 @@ fn agent_windows() -> Vec<Column> {
         ),
         required("agent_id", Utf8, "agent that wrote the row"),
         required("batch_seq", Int64, "batch that carried the row"),
+        optional(
+            "clock_step_ns",
+            Int64,
+            "how far the wall clock was set while the window was open, nanoseconds; NULL if it was not",
+        ),
     ]
 }
 
