@@ -44,6 +44,7 @@ pub struct Process {
     pub pools: HashMap<u64, Pool>,
     /// Contexts and pools that allocations name by their position here.
     pub owners: Vec<u64>,
+    #[serde(with = "pairs")]
     pub live: Live,
     pub vmm: Vmm,
     pub rollup: Rollup,
@@ -120,5 +121,22 @@ impl Process {
         self.owners
             .get((position as usize).checked_sub(1)?)
             .copied()
+    }
+}
+
+/// The table as a list of pairs. (The map's own feature for this would build half of the workspace
+/// anew, as every other crate that uses it.)
+mod pairs {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{Allocation, Key, Live};
+
+    pub fn serialize<S: Serializer>(live: &Live, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(live)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Live, D::Error> {
+        let pairs: Vec<(Key, Allocation)> = Vec::deserialize(deserializer)?;
+        Ok(pairs.into_iter().collect())
     }
 }
