@@ -128,7 +128,12 @@ pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), Deco
     let kind = word(bytes, 0).ok_or(DecodeError::Short(bytes.len(), 0))?;
     let wanted = match kind {
         KIND_CALL => size_of::<Call>(),
-        KIND_CALL_STACK => size_of::<CallStack>(),
+        // As many words follow as the call has frames.
+        KIND_CALL_STACK => {
+            let at = core::mem::offset_of!(Call, frames);
+            let frames = word(bytes, at).ok_or(DecodeError::Short(bytes.len(), kind))? as usize;
+            size_of::<Call>() + 8 * frames.min(STACK_FRAMES)
+        }
         KIND_EXEC | KIND_EXIT => size_of::<Process>(),
         other => return Err(DecodeError::Kind(other)),
     };
