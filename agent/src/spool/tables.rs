@@ -82,7 +82,7 @@ fn build(
         .map(
             |field| match columns.iter().find(|(name, _)| name == field.name()) {
                 Some((_, array)) => Arc::clone(array),
-                // Columns that nothing fills yet (container, stream, pool): not known.
+                // What no source tells is not known.
                 None => arrow::array::new_null_array(field.data_type(), rows),
             },
         )
@@ -231,6 +231,10 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         (
             "container_id",
             column!(rows, text, |r| r.container.id.clone()),
+        ),
+        (
+            "pod_uid",
+            column!(rows, text, |r| r.container.pod_uid.clone()),
         ),
         ("pod", column!(rows, text, |r| r.container.pod.clone())),
         (
