@@ -21,11 +21,11 @@ pub mod rollup;
 mod rows;
 mod vmm;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Map;
 use crate::host::clock::WallClock;
 use crate::host::identity::{Host, StartTime};
 use crate::host::procfs::Program;
@@ -145,7 +145,7 @@ impl Turn<'_> {
 /// The books of one host.
 pub struct Ledger {
     host: Host,
-    processes: HashMap<u32, Process>,
+    processes: Map<u32, Process>,
     changes: Vec<Change>,
     /// Allocations alive in all processes.
     live: usize,
@@ -161,7 +161,7 @@ impl Ledger {
     pub fn new(host: Host, limit: usize) -> Self {
         Self {
             host,
-            processes: HashMap::new(),
+            processes: Map::default(),
             changes: Vec::new(),
             live: 0,
             limit,
