@@ -230,13 +230,20 @@ fn run_as_told() {
             }
             // Any library, by path.
             ["open", path] => opened = Some(open(path)),
-            // A function of that library: `room` is a page to write to, else numbers.
+            // A function of that library: `room` is a page to write to, `text:` a C string, else
+            // numbers. Answers with the result and the first word of the page.
             ["call", name, ref arguments @ ..] => {
+                room.0.fill(0);
+                let mut texts = Vec::new();
                 let mut words = [0; 6];
                 for (word, argument) in words.iter_mut().zip(arguments) {
-                    *word = match *argument {
-                        "room" => &raw mut room.0 as usize,
-                        number => number.parse().unwrap(),
+                    *word = match argument.strip_prefix("text:") {
+                        Some(text) => {
+                            texts.push(CString::new(text).unwrap());
+                            texts.last().unwrap().as_ptr() as usize
+                        }
+                        None if *argument == "room" => &raw mut room.0 as usize,
+                        None => argument.parse().unwrap(),
                     };
                 }
                 let [a, b, c, d, e, f] = words;
@@ -246,7 +253,13 @@ fn run_as_told() {
                     let function: Call6 = std::mem::transmute(function);
                     function(a, b, c, d, e, f)
                 };
-                println!("result {name} {result}");
+                let first = usize::from_ne_bytes(room.0[..8].try_into().unwrap());
+                println!("result {name} {result} {first}");
+            }
+            // Where a function of that library is.
+            ["where", name] => {
+                let address = symbol(opened.expect("a library is open"), name) as usize;
+                println!("result where 0 {address}");
             }
             // From now on its system calls go through a filter that lets all of them pass.
             ["filter"] => set_filter(),

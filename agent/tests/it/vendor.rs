@@ -7,26 +7,24 @@
 mod apt;
 mod binutils;
 mod cache;
+mod failing;
+mod names;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::{Int32Type, Int64Type};
-use serde_json::{Value, json};
+use serde_json::Value;
 use vramscope_agent::probes::hooks::{HOOKS, Layer};
 use vramscope_agent::probes::site;
-use vramscope_wire::Table;
 
 use crate::daemon::Daemon;
 use crate::program::Program;
 use crate::standins::Bench;
-use cache::{VendorLibrary, aloud, libraries};
+use cache::{VendorLibrary, libraries};
 
 /// The libraries that are hooked, as far as they can be had.
 fn hooked_libraries() -> Vec<VendorLibrary> {
@@ -141,116 +139,6 @@ fn every_name_is_accounted_for() {
     }
 }
 
-/// The words of a name in the vendor's spelling, without digits and version: cuGLCtxCreate_v2 is
-/// GL, Ctx, Create.
-fn words(name: &str) -> Option<Vec<String>> {
-    let rest = name.strip_prefix("cuda").filter(|r| !r.is_empty());
-    let rest = rest.or_else(|| name.strip_prefix("cu"))?;
-    let letters: Vec<char> = rest.split('_').next()?.chars().collect();
-    if !letters.first()?.is_ascii_uppercase() {
-        return None;
-    }
-    let mut words: Vec<String> = Vec::new();
-    let mut before = '0';
-    for (index, &letter) in letters.iter().enumerate() {
-        let after = letters.get(index + 1);
-        let begins = letter.is_ascii_uppercase()
-            && (!before.is_ascii_uppercase() || after.is_some_and(char::is_ascii_lowercase));
-        before = letter;
-        match words.last_mut() {
-            _ if letter.is_ascii_digit() => {}
-            Some(word) if !begins => word.push(letter),
-            _ => words.push(letter.to_string()),
-        }
-    }
-    Some(words)
-}
-
-/// Whether a name speaks of taking or giving memory, of handles to it, or of the context or device
-/// that calls are for. Rather too often than too seldom.
-fn concerns_memory(name: &str) -> bool {
-    const VERBS: [&str; 26] = [
-        "Alloc",
-        "Malloc",
-        "Free",
-        "Reserve",
-        "Map",
-        "Mapped",
-        "Unmap",
-        "Register",
-        "Unregister",
-        "Create",
-        "Destroy",
-        "Release",
-        "Retain",
-        "Import",
-        "Open",
-        "Close",
-        "Trim",
-        "Reset",
-        "Attach",
-        "Detach",
-        "Bind",
-        "Unbind",
-        "Exit",
-        "Push",
-        "Pop",
-        "Pool",
-    ];
-    let Some(words) = words(name) else {
-        return false;
-    };
-    let has = |word: &str| words.iter().any(|w| w == word);
-    let is_told = !has("Get") || has("Mapped") || has("Pool");
-    let verb = VERBS
-        .iter()
-        .chain(&["Load", "Unload"])
-        .any(|verb| has(verb));
-    (has("Set") && (has("Ctx") || has("Device"))) || (verb && is_told)
-}
-
-/// Names that are not hooked, and why.
-fn not_hooked() -> BTreeMap<&'static str, &'static str> {
-    let mut reason = None;
-    let mut names = BTreeMap::new();
-    for line in include_str!("vendor/not_hooked.txt").lines() {
-        if let Some(text) = line.strip_suffix(':') {
-            reason = Some(text);
-        } else if !line.starts_with('#') {
-            for name in line.split_whitespace() {
-                let before = names.insert(name, reason.expect("a reason comes first"));
-                assert_eq!(before, None, "{name} is there twice");
-            }
-        }
-    }
-    names
-}
-
-/// A new version's new function makes this fail: it wants a row in the table, or a reason.
-#[test]
-fn every_function_that_concerns_memory_is_hooked_or_explained() {
-    let not_hooked = not_hooked();
-    for hook in HOOKS {
-        let symbol = hook.symbol;
-        assert!(concerns_memory(symbol), "{symbol} escapes the pattern");
-        assert!(!not_hooked.contains_key(symbol), "{symbol} is hooked");
-    }
-    if !binutils::present() {
-        return;
-    }
-    let mut unexplained = Vec::new();
-    for library in hooked_libraries() {
-        let hooks = hooks_of(layer(&library));
-        for name in binutils::exports(&library.path).into_keys() {
-            let is_known = hooks.contains(&name) || not_hooked.contains_key(name.as_str());
-            if concerns_memory(&name) && !is_known {
-                unexplained.push(format!("{name} of {} {}", library.name(), library.version));
-            }
-        }
-    }
-    assert!(unexplained.is_empty(), "{unexplained:#?}");
-}
-
 fn inspected(file: &Path, options: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_vramscope-agent"))
         .arg("inspect")
@@ -305,9 +193,9 @@ fn probes_of_the_driver_sit_behind_its_guard() {
             let mut code = [0; site::PREFIX];
             file.read_exact_at(&mut code, offset).unwrap();
             let displacement = site::displacement(&code);
-            let instructions = binutils::instructions(&library.path, address);
-            let names: Vec<_> = instructions.iter().map(|(at, n)| (*at, &n[..])).collect();
             if layer(&library) == Layer::Driver {
+                let instructions = binutils::instructions(&library.path, address);
+                let names: Vec<_> = instructions.iter().map(|(at, n)| (*at, &n[..])).collect();
                 assert_eq!(displacement, 10, "{symbol}");
                 assert_eq!(names[..2], [(0, "cmpl"), (10, "je")], "{symbol}");
             } else {
@@ -317,224 +205,71 @@ fn probes_of_the_driver_sit_behind_its_guard() {
     }
 }
 
-/// One call that cannot succeed: what the program is told, and the row's op, kind and size.
-struct Failing {
-    call: &'static str,
-    op: &'static str,
-    kind: Option<&'static str>,
-    requested: Option<i64>,
+/// The results in the program's order, and the first words written.
+fn answers(said: &str) -> Vec<(i32, u64)> {
+    let lines = said.lines().filter_map(|line| line.split_once("result "));
+    let words = lines.map(|(_, rest)| rest.split(' ').collect::<Vec<_>>());
+    words
+        .map(|words| (words[1].parse().unwrap(), words[2].parse().unwrap()))
+        .collect()
 }
 
-const fn failing(
-    call: &'static str,
-    op: &'static str,
-    kind: Option<&'static str>,
-    requested: Option<i64>,
-) -> Failing {
-    Failing {
-        call,
-        op,
-        kind,
-        requested,
-    }
-}
-
-const RUNTIME_CALLS: [Failing; 6] = [
-    failing("cudaMalloc room 4096", "alloc", Some("device"), Some(4096)),
-    failing("cudaFree 65536", "free", None, None),
-    failing(
-        "cudaMallocHost room 8192",
-        "alloc",
-        Some("pinned_host"),
-        Some(8192),
-    ),
-    failing(
-        "cudaHostRegister room 4096 0",
-        "register",
-        Some("registered_host"),
-        Some(4096),
-    ),
-    failing(
-        "cudaMallocManaged room 12288 1",
-        "alloc",
-        Some("managed"),
-        Some(12288),
-    ),
-    failing(
-        "cudaMallocAsync room 16384 0",
-        "alloc",
-        Some("pool"),
-        Some(16384),
-    ),
-];
-
-const DRIVER_CALLS: [Failing; 6] = [
-    failing(
-        "cuMemAlloc_v2 room 4096",
-        "alloc",
-        Some("device"),
-        Some(4096),
-    ),
-    failing("cuMemFree_v2 65536", "free", None, None),
-    failing(
-        "cuMemHostAlloc room 8192 0",
-        "alloc",
-        Some("pinned_host"),
-        Some(8192),
-    ),
-    failing(
-        "cuMemHostRegister_v2 room 4096 0",
-        "register",
-        Some("registered_host"),
-        Some(4096),
-    ),
-    failing(
-        "cuMemAllocManaged room 12288 1",
-        "alloc",
-        Some("managed"),
-        Some(12288),
-    ),
-    failing(
-        "cuMemAllocAsync room 16384 0",
-        "alloc",
-        Some("pool"),
-        Some(16384),
-    ),
-];
-
-/// What the calls gave.
-type Results = Vec<i32>;
-
-/// Makes the calls in a program under `trace`; gives their results and the summary.
-fn traced(bench: &Bench, library: &VendorLibrary, calls: &[Failing]) -> (Results, Value) {
-    let folder = own_folder(bench);
-    let copy = library.copy_into(&folder);
-    let mut told = format!("open {}\n", copy.display());
-    for call in calls {
-        told += &format!("call {}\n", call.call);
-    }
-    let mut tracer = bench
-        .tracer(&["--json"])
-        .arg(Program::exe())
-        .args([
-            "--ignored",
-            "--exact",
-            "program::run_as_told",
-            "--nocapture",
-        ])
-        .env("LD_LIBRARY_PATH", &folder)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = tracer.stdin.take().unwrap();
-    input.write_all(told.as_bytes()).unwrap();
-    drop(input);
-    let output = tracer.wait_with_output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let results = calls.iter().map(|call| {
-        let name = call.call.split(' ').next().unwrap();
-        let (_, rest) = said.split_once(&format!("result {name} ")).unwrap();
-        rest.lines().next().unwrap().parse().unwrap()
-    });
-    let summary = errors.lines().last().unwrap_or_default();
-    let summary = serde_json::from_str(summary).unwrap_or_else(|_| panic!("{errors}"));
-    (results.collect(), summary)
-}
-
-fn assert_failure_rows(bench: &Bench, calls: &[Failing], results: &Results, summary: &Value) {
-    let mut found = Vec::new();
-    for batch in bench.rows(Table::AllocEvents) {
-        let column = |name: &str| batch.column_by_name(name).unwrap();
-        let text = |name: &str, row: usize| {
-            let column = column(name).as_string::<i32>();
-            (!column.is_null(row)).then(|| column.value(row).to_string())
-        };
-        let number = |name: &str, row: usize| {
-            let column = column(name).as_primitive::<Int64Type>();
-            (!column.is_null(row)).then(|| column.value(row))
-        };
-        let result = column("result").as_primitive::<Int32Type>();
-        let is_counted = column("counted").as_boolean();
-        let is_implicit = column("implicit").as_boolean();
-        for row in 0..batch.num_rows() {
-            assert!(!is_counted.value(row) && !is_implicit.value(row));
-            assert_eq!(text("source", row).as_deref(), Some("uprobe"));
-            let api = text("api", row).unwrap();
-            let (op, kind) = (text("op", row).unwrap(), text("memory_kind", row));
-            let (bytes, requested) = (number("bytes", row), number("requested_bytes", row));
-            found.push((api, op, kind, bytes, requested, result.value(row)));
-        }
-    }
-    let expected: Vec<_> = calls
-        .iter()
-        .zip(results)
-        .map(|(call, result)| {
-            let api = call.call.split(' ').next().unwrap().to_string();
-            let kind = call.kind.map(str::to_string);
-            (
-                api,
-                call.op.to_string(),
-                kind,
-                Some(0),
-                call.requested,
-                *result,
-            )
-        })
-        .collect();
-    // All calls are one thread's, and rows keep their order.
-    assert_eq!(found, expected);
-
-    assert_eq!(summary["lost"], json!({}));
-    let lines = summary["totals"].as_array().unwrap();
-    let sum = |name: &str| -> u64 { lines.iter().map(|l| l[name].as_u64().unwrap()).sum() };
-    for nothing in [
-        "allocations",
-        "frees",
-        "live_bytes",
-        "live_at_exit_bytes",
-        "live_at_exit_blocks",
-        "peak_bytes",
-    ] {
-        assert_eq!(sum(nothing), 0, "{nothing}: {summary:#}");
-    }
-    let allocations = calls.iter().filter(|call| call.op != "free").count();
-    assert_eq!(sum("failed_allocations"), allocations as u64, "{summary:#}");
-}
-
-/// cudaErrorInsufficientDriver: what the runtime says where there is no driver.
-const NO_DRIVER: i32 = 35;
-
+/// The runtime asks the driver for its functions by name and version, as other programs may. What
+/// it is given are the exported functions, and those are hooked: there is no door past the hooks.
 #[test]
-fn without_a_driver_the_runtimes_calls_fail_and_are_rows() {
-    for library in libraries("libcudart.so.") {
-        let Some(bench) = Bench::new() else { return };
-        let (results, summary) = traced(&bench, &library, &RUNTIME_CALLS);
-        let cache = Command::new("ldconfig").arg("-p").output();
-        let has_driver = cache.is_ok_and(|cache| {
-            let text = String::from_utf8_lossy(&cache.stdout).into_owned();
-            text.contains("libcuda.so.1")
-        });
-        if has_driver && results != [NO_DRIVER; 6] {
-            aloud("this host has a driver, calls of the runtime do not fail");
-            return;
-        }
-        assert_eq!(results, [NO_DRIVER; 6], "{}", library.name());
-        assert_failure_rows(&bench, &RUNTIME_CALLS, &results, &summary);
+fn the_driver_hands_out_what_is_hooked() {
+    const ASK: &str = "cuGetProcAddress_v2";
+    const VERSIONS: [u32; 6] = [3000, 4000, 11020, 12000, 12020, 13000];
+    if !binutils::present() {
+        return;
     }
-}
-
-/// Nobody called cuInit: the driver refuses, with and without a card. The probes sit behind its
-/// guard here.
-#[test]
-fn before_cu_init_the_drivers_calls_fail_and_are_rows() {
     for library in libraries("libcuda.so.") {
-        let Some(bench) = Bench::new() else { return };
-        let (results, summary) = traced(&bench, &library, &DRIVER_CALLS);
-        assert!(results.iter().all(|result| *result != 0), "{results:?}");
-        assert_failure_rows(&bench, &DRIVER_CALLS, &results, &summary);
+        let exported = binutils::exports(&library.path);
+        let hooks = hooks_of(Layer::Driver);
+        let bases: BTreeSet<&str> = hooks.iter().map(|s| s.split('_').next().unwrap()).collect();
+        let mut told = format!("open {}\nwhere {ASK}\n", library.path.display());
+        for base in &bases {
+            for version in VERSIONS {
+                // By default, and with a default stream for each thread.
+                for flags in [0, 2] {
+                    told += &format!("call {ASK} text:{base} room {version} {flags} 0\n");
+                }
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("told");
+        fs::write(&script, &told).unwrap();
+        let output = Command::new(Program::exe())
+            .args([
+                "--ignored",
+                "--exact",
+                "program::run_as_told",
+                "--nocapture",
+            ])
+            .stdin(fs::File::open(&script).unwrap())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let mut answers = answers(&String::from_utf8_lossy(&output.stdout)).into_iter();
+        let (_, at) = answers.next().unwrap();
+        let start = at - exported[ASK];
+
+        let mut given = BTreeSet::new();
+        for (call, (result, address)) in told.lines().skip(2).zip(answers) {
+            if result != 0 || address == 0 {
+                continue;
+            }
+            let is_here = |(_, exported): &(&String, &u64)| start + **exported == address;
+            let mut names = exported.iter().filter(is_here).map(|(name, _)| name);
+            let hooked = names.find(|name| hooks.contains(*name));
+            given.insert(hooked.unwrap_or_else(|| panic!("{call}: {address:#x} is not hooked")));
+        }
+        assert!(given.len() > 40, "{given:?}");
+        println!(
+            "{} {}: {} functions",
+            library.package,
+            library.version,
+            given.len()
+        );
     }
 }
