@@ -107,11 +107,13 @@ impl Allocation {
 /// What an address or handle names, space by space.
 pub type Key = (Space, u64);
 
+/// The card that a process means by a device.
+pub type CardOf<'a> = dyn Fn(&Process, Option<i32>) -> Option<Arc<str>> + 'a;
+
 /// What booking a call needs besides the books, and where its rows go.
 pub struct Desk<'a> {
     pub clock: &'a WallClock,
-    /// The card that a process means by a device.
-    pub card: &'a dyn Fn(&Process, Option<i32>) -> Option<Arc<str>>,
+    pub card: &'a CardOf<'a>,
     pub rows: &'a mut Vec<AllocRow>,
 }
 
