@@ -22,8 +22,8 @@ use aya_ebpf::{
     helpers::{
         bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_user,
         generated::{
-            bpf_get_attach_cookie, bpf_get_stack, bpf_map_update_elem,
-            bpf_probe_read_user as read_user, bpf_ringbuf_output,
+            bpf_get_attach_cookie, bpf_map_update_elem, bpf_probe_read_user as read_user,
+            bpf_ringbuf_output,
         },
     },
     macros::{map, raw_tracepoint, uprobe, uretprobe},
@@ -36,8 +36,10 @@ use vramscope_ebpf_abi::{
     Loss, MAX_DEPTH, NO_ARG, Process, STACK_FRAMES,
 };
 
+/// Words of a piece of a stack, a power of two.
+const PIECE_WORDS: usize = 128;
+
 const BPF_F_NO_PREALLOC: u32 = 1;
-const BPF_F_USER_STACK: u64 = 1 << 8;
 const BPF_NOEXIST: u64 = 1;
 const BPF_RB_NO_WAKEUP: u64 = 1;
 const BPF_RB_FORCE_WAKEUP: u64 = 2;
@@ -74,6 +76,8 @@ struct Thread {
     calls: [InFlight; MAX_DEPTH],
     /// The record is made here, so that the ring gets no byte more than its stack has frames.
     record: CallStack,
+    /// A piece of the thread's stack, copied at once: frames lie close together.
+    piece: [u64; PIECE_WORDS],
 }
 
 // Sizes of EVENTS and THREADS are the loader's to set.
@@ -371,20 +375,13 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         (*call).frames = 0;
         (*call).kind = KIND_CALL;
         if cookie.stack && parent_enter_ns == 0 {
-            let stack = (&raw mut (*record).stack).cast();
-            let room = (STACK_FRAMES * 8) as u32;
-            let bytes = bpf_get_stack(ctx.as_ptr(), stack, room, BPF_F_USER_STACK);
-            let bytes = if bytes > 0 {
-                (bytes as u64).min((STACK_FRAMES * 8) as u64)
-            } else {
-                0
-            };
+            let frames = walk_stack(thread, regs.rip, regs.rbp);
             (*call).kind = KIND_CALL_STACK;
-            (*call).frames = (bytes / 8) as u32;
-            if bytes == (STACK_FRAMES * 8) as u64 {
+            (*call).frames = frames;
+            if frames as usize == STACK_FRAMES {
                 flags |= FLAG_STACK_FULL;
             }
-            size += bytes;
+            size += 8 * (frames as u64 & (2 * STACK_FRAMES as u64 - 1));
         }
         (*call).hook = cookie.hook as u32;
         (*call).tgid = (pid_tgid >> 32) as u32;
@@ -419,6 +416,51 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         lose(Loss::RingFull);
     }
     0
+}
+
+/// Return addresses by frame pointers, innermost first, into the thread's record; gives how many.
+///
+/// `bpf_get_stack` does the same with two guarded reads a frame, some 90 ns each on a virtual
+/// machine. Frames lie close together, so here a piece of the stack is copied at once and walked.
+#[inline(always)]
+fn walk_stack(thread: &mut Thread, returns_to: u64, frame_pointer: u64) -> u32 {
+    const PIECE_BYTES: u64 = PIECE_WORDS as u64 * 8;
+    thread.record.stack[0] = returns_to;
+    let mut frames = 1u32;
+    let mut pointer = frame_pointer;
+    let (mut start, mut end) = (0u64, 0u64);
+    for _ in 1..STACK_FRAMES {
+        if pointer & 7 != 0 || pointer == 0 {
+            break;
+        }
+        if pointer < start || pointer + 16 > end {
+            let piece = (&raw mut thread.piece).cast();
+            let from = pointer as *const core::ffi::c_void;
+            // SAFETY: the helper writes at most the piece's size, and checks the source.
+            let whole = unsafe { read_user(piece, PIECE_BYTES as u32, from) } == 0;
+            // Near the end of the stack there may be no more than the frame itself.
+            // SAFETY: as above.
+            if !whole && unsafe { read_user(piece, 16, from) } != 0 {
+                break;
+            }
+            start = pointer;
+            end = pointer + if whole { PIECE_BYTES } else { 16 };
+        }
+        let at = ((pointer - start) >> 3) as usize;
+        let next = thread.piece[at & (PIECE_WORDS - 1)];
+        let address = thread.piece[(at + 1) & (PIECE_WORDS - 1)];
+        if address == 0 {
+            break;
+        }
+        thread.record.stack[(frames as usize) & (STACK_FRAMES - 1)] = address;
+        frames += 1;
+        // The stack grows down: a caller's frame lies above.
+        if next <= pointer {
+            break;
+        }
+        pointer = next;
+    }
+    frames
 }
 
 #[inline(always)]

@@ -35,7 +35,7 @@ use window::Window;
 pub use window::{Counts, Losses};
 
 /// Records taken from the ring before the rest of the loop has its turn.
-const RECORDS_PER_TURN: usize = 16_384;
+const RECORDS_PER_TURN: usize = 2048;
 /// Rows that wait at most before they are written, whatever the interval.
 const ROWS_PER_FLUSH: usize = 50_000;
 /// Share of the ring at which records are written, so that their space is given back in time.
@@ -240,9 +240,9 @@ impl Engine {
     /// As [`Self::pause`], for a run that none follows: what waits is taken as it is.
     pub fn finish(&mut self) -> bool {
         while self.drain() > 0 {}
-        let mut ready = Vec::new();
-        self.orderer.drain(|ordered| ready.push(ordered));
-        ready.into_iter().for_each(|ordered| self.handle(&ordered));
+        while let Some(ordered) = self.orderer.next(u64::MAX) {
+            self.handle(&ordered);
+        }
         self.pause()
     }
 
@@ -307,9 +307,10 @@ impl Engine {
             }
             orderer.push(event, now_ns);
         });
-        let mut ready = Vec::new();
-        self.orderer.pop(now_ns, |ordered| ready.push(ordered));
-        ready.into_iter().for_each(|ordered| self.handle(&ordered));
+        // One by one, since a flush on the way has to find what waits.
+        while let Some(ordered) = self.orderer.next(now_ns) {
+            self.handle(&ordered);
+        }
         taken
     }
 
@@ -518,7 +519,7 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.channel.ring.release(position);
-                self.rows = Rows::default();
+                self.rows.clear();
                 if self.flush_failed {
                     warn!("events are written again");
                 }

@@ -159,15 +159,33 @@ impl Orderer {
         self.turns.insert(seq, (now_ns, ordered));
     }
 
-    /// Gives the events whose turn has come, or whose wait has been long enough.
-    pub fn pop(&mut self, now_ns: u64, mut take: impl FnMut(Ordered)) {
+    /// The next event whose turn has come, or whose wait has been long enough. With `u64::MAX`
+    /// also what else waits: nothing more will come.
+    pub fn next(&mut self, now_ns: u64) -> Option<Ordered> {
+        if let Some(ordered) = self.ready.pop_front() {
+            return Some(ordered);
+        }
         let hold_ns = self.hold_ns;
         let overdue = |arrived: u64| now_ns.saturating_sub(arrived) >= hold_ns;
-        // Nested calls whose enclosing call never came (its record was lost, its thread died).
+        if !self.nested.is_empty() {
+            self.give_up_nested(|arrived| overdue(arrived.saturating_add(hold_ns)));
+        }
+        let entry = self.turns.first_entry()?;
+        let seq = *entry.key();
+        let in_turn = self.next_seq.is_some_and(|next| seq <= next);
+        if !in_turn && !overdue(entry.get().0) {
+            return None;
+        }
+        self.next_seq = Some(self.next_seq.unwrap_or(0).max(seq + 1));
+        Some(entry.remove().1)
+    }
+
+    /// Nested calls whose enclosing call never came (its record was lost, its thread died).
+    fn give_up_nested(&mut self, overdue: impl Fn(u64) -> bool) {
         let abandoned: Vec<u32> = self
             .nested
             .iter()
-            .filter(|(_, calls)| calls.iter().any(|(at, _)| overdue(*at + hold_ns)))
+            .filter(|(_, calls)| calls.iter().any(|(at, _)| overdue(*at)))
             .map(|(tid, _)| *tid)
             .collect();
         for tid in abandoned {
@@ -176,21 +194,6 @@ impl Orderer {
                     .insert(call.seq, (arrived, Ordered::plain(Event::Call(call))));
             }
         }
-        self.ready.drain(..).for_each(&mut take);
-        while let Some(entry) = self.turns.first_entry() {
-            let seq = *entry.key();
-            let in_turn = self.next_seq.is_some_and(|next| seq <= next);
-            if !in_turn && !overdue(entry.get().0) {
-                break;
-            }
-            self.next_seq = Some(self.next_seq.unwrap_or(0).max(seq + 1));
-            take(entry.remove().1);
-        }
-    }
-
-    /// Gives everything that waits, in order: nothing more will come.
-    pub fn drain(&mut self, take: impl FnMut(Ordered)) {
-        self.pop(u64::MAX, take);
     }
 }
 
@@ -296,9 +299,8 @@ mod tests {
     }
 
     fn seqs(orderer: &mut Orderer, now_ns: u64) -> Vec<u64> {
-        let mut out = Vec::new();
-        orderer.pop(now_ns, |ordered| out.push(ordered.event.seq()));
-        out
+        let next = || orderer.next(now_ns).map(|ordered| ordered.event.seq());
+        std::iter::from_fn(next).collect()
     }
 
     /// Another thread got the address (3) before the free that gave it up (2) returned.
@@ -369,8 +371,7 @@ mod tests {
         orderer.push(Event::Call(call("cuMemAlloc_v2", 1, 11, Some(10))), 0);
         assert_eq!(seqs(&mut orderer, 0), [0; 0]);
         orderer.push(Event::Call(call("cudaMalloc", 2, 10, None)), 0);
-        let mut out = Vec::new();
-        orderer.pop(0, |ordered| out.push(ordered));
+        let out: Vec<_> = std::iter::from_fn(|| orderer.next(0)).collect();
         assert_eq!(out[0].parent_seq, Some(2));
         assert_eq!(out[0].stack.id, Some(77));
         assert!(!out[0].nested_success && out[1].nested_success);
@@ -391,8 +392,8 @@ mod tests {
             call.out = Some(out);
             orderer.push(Event::Call(call), 0);
         }
-        let mut out = Vec::new();
-        orderer.pop(0, |ordered| out.push(ordered.nested_success));
+        let next = || orderer.next(0).map(|ordered| ordered.nested_success);
+        let out: Vec<_> = std::iter::from_fn(next).collect();
         assert_eq!(out, [false, true, false, true]);
     }
 
@@ -402,14 +403,15 @@ mod tests {
         orderer.push(Event::Call(call("cuMemAlloc_v2", 1, 11, Some(10))), 0);
         // The next chain of the same thread: its outer call cannot be the parent of the first.
         orderer.push(Event::Call(call("cudaMalloc", 2, 20, None)), 0);
-        let mut out = Vec::new();
-        orderer.pop(0, |ordered| {
-            out.push((
-                ordered.event.seq(),
-                ordered.parent_seq,
-                ordered.nested_success,
-            ))
-        });
+        let out: Vec<_> = std::iter::from_fn(|| orderer.next(0))
+            .map(|ordered| {
+                (
+                    ordered.event.seq(),
+                    ordered.parent_seq,
+                    ordered.nested_success,
+                )
+            })
+            .collect();
         assert_eq!(out, [(1, None, false), (2, None, false)]);
         orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 31, Some(30))), 0);
         assert_eq!(seqs(&mut orderer, 10 * 1000), [3]);
@@ -420,14 +422,14 @@ mod tests {
         /// nothing had to wait longer than the hold.
         #[test]
         fn arrival_order_does_not_matter(
-            seqs in Just((1..60u64).collect::<Vec<_>>()).prop_shuffle(),
+            order in Just((1..60u64).collect::<Vec<_>>()).prop_shuffle(),
             restart_after in 0..60usize,
         ) {
             let mut orderer = Orderer::new(HOLD, Some(1));
             let mut out = Vec::new();
-            for (i, seq) in seqs.iter().enumerate() {
+            for (i, seq) in order.iter().enumerate() {
                 orderer.push(Event::Exec { tgid: 1, seq: *seq, at_ns: 0 }, 0);
-                orderer.pop(0, |ordered| out.push(ordered.event.seq()));
+                out.extend(seqs(&mut orderer, 0));
                 if i == restart_after {
                     let waiting = orderer.waiting();
                     orderer = Orderer::new(HOLD, None);

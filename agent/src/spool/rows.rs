@@ -141,6 +141,9 @@ pub struct DeviceWindowRow {
     pub pool_reserved_bytes: Option<i64>,
 }
 
+/// Room for rows of `alloc_events` that is kept from flush to flush.
+const KEPT: usize = 65_536;
+
 /// Rows of all tables that wait to be written.
 #[derive(Debug, Default)]
 pub struct Rows {
@@ -155,6 +158,18 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// Empties all tables. The memory of the large one is kept for the next rows, as long as it is
+    /// no more than a usual flush needs.
+    pub fn clear(&mut self) {
+        let mut alloc_events = std::mem::take(&mut self.alloc_events);
+        alloc_events.clear();
+        alloc_events.shrink_to(KEPT);
+        *self = Self {
+            alloc_events,
+            ..Self::default()
+        };
+    }
+
     pub fn is_empty(&self) -> bool {
         self.alloc_events.is_empty()
             && self.stacks.is_empty()
