@@ -24,8 +24,22 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub struct Bench {
     pub system: System,
     // Dropped after the system, which lies in it.
-    _folder: tempfile::TempDir,
+    _folder: Folder,
     _turn: MutexGuard<'static, ()>,
+}
+
+/// What lies in it stays if the test fails.
+struct Folder(Option<tempfile::TempDir>);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let (true, Some(folder)) = (std::thread::panicking(), self.0.take()) {
+            say(&format!(
+                "data and logs are kept in {}",
+                folder.keep().display()
+            ));
+        }
+    }
 }
 
 /// Says something that the test harness does not keep to itself.
@@ -82,7 +96,7 @@ impl Bench {
         system.start_agent().unwrap();
         Some(Self {
             system,
-            _folder: folder,
+            _folder: Folder(Some(folder)),
             _turn: turn,
         })
     }
