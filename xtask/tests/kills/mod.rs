@@ -120,6 +120,34 @@ fn twenty_random_kills_leave_the_tables_equal_to_the_ledger() {
     no_row_is_there_twice(&bench);
 }
 
+/// Programs that begin and end while no agent runs: when it is back, `/proc` knows none of them.
+#[test]
+fn whole_lives_without_an_agent_equal_the_ledger() {
+    let Some(mut bench) = Bench::start("whole_lives_without_an_agent") else {
+        return;
+    };
+    bench.system.kill_agent().unwrap();
+    let scenarios: [&[&str]; 9] = [
+        &["pid-reuse"],
+        &["exec"],
+        &["vfork"],
+        &["fork", "--after-use"],
+        &["thread-exit"],
+        &["ipc"],
+        &["contexts"],
+        &["failures"],
+        &["demo", "--requests", "10"],
+    ];
+    for words in scenarios {
+        let mut workload = bench.system.start_workload(words).unwrap();
+        workload.wait_success(WORKLOAD).unwrap();
+    }
+    bench.system.start_agent().unwrap();
+    bench.come_to_rest();
+    bench.assert_equal_to_ledgers();
+    bench.assert_nothing_lost();
+}
+
 /// A batch that was stored twice would have each of its rows twice.
 fn no_row_is_there_twice(bench: &Bench) {
     for table in TABLES {
