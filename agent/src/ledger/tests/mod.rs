@@ -247,7 +247,7 @@ fn freeing_null_is_nothing_and_zero_bytes_are_no_memory() {
 fn who_started_after_an_event_did_not_make_it() {
     let pid = std::process::id();
     let start = StartTime::of(pid).unwrap();
-    let now_ns = clock::monotonic_ns();
+    let now_ns = crate::host::clock::monotonic_ns();
     let discover = |at_ns, seen| Process::discover(&host(), pid, at_ns, seen);
     assert_eq!(discover(now_ns, None).start, start);
     let program = Program {
