@@ -247,8 +247,8 @@ configuration! {
     /// Bytes of the kernel's ring for records, a power of two from 4096 on. What comes while it is
     /// full is lost and counted (ring_full). Takes effect when the probes are made anew.
     ring_bytes: usize = 16 << 20, "VRAMSCOPE_RING_BYTES";
-    /// How many threads may have been inside a traced call and still live; some 900 bytes of
-    /// kernel memory for each that has. Calls of others are lost and counted (threads_full). Takes
+    /// How many threads may have been inside a traced call and still live; some 1,700 bytes
+    /// of kernel memory for each that has. Calls of others are lost and counted (threads_full). Takes
     /// effect when the probes are made anew.
     threads_limit: usize = 65_536, "VRAMSCOPE_THREADS_LIMIT";
     /// Hook a whole library by one link where the kernel can (6.6 on); false: one perf event for

@@ -3,8 +3,12 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{Field, Schema, TimestampMicrosecondType};
+use arrow::error::ArrowError;
 use arrow::json::LineDelimitedWriter;
 use vramscope_wire::{Table, parquet_file};
 
@@ -29,11 +33,38 @@ pub fn rows(trace: &Path, table: &str, to: impl Write) -> anyhow::Result<()> {
             .with_context(|| format!("failed to read {}", path.display()))?;
         for batch in batches {
             let batch = batch.with_context(|| format!("failed to read {}", path.display()))?;
-            writer.write(&batch)?;
+            writer.write(&by_offset(&batch)?)?;
         }
     }
     writer.finish()?;
     Ok(())
+}
+
+/// The same rows with UTC named by its offset. Arrow prints times in a zone that has a name only
+/// if it was built with the table of all zones, which the agent has no other use for.
+fn by_offset(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let (schema, columns, _) = batch.clone().into_parts();
+    let columns: Vec<ArrayRef> = columns
+        .into_iter()
+        .map(
+            |column| match column.as_primitive_opt::<TimestampMicrosecondType>() {
+                Some(times) => Arc::new(times.clone().with_timezone("+00:00")) as ArrayRef,
+                None => column,
+            },
+        )
+        .collect();
+    let fields: Vec<Field> = schema
+        .fields()
+        .iter()
+        .zip(&columns)
+        .map(|(field, column)| {
+            field
+                .as_ref()
+                .clone()
+                .with_data_type(column.data_type().clone())
+        })
+        .collect();
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
 }
 
 /// A table without rows has no folder.

@@ -21,3 +21,7 @@ pub mod stacks;
 pub mod status;
 pub mod summary;
 pub mod trace;
+
+/// Maps that every event looks into: a hash of a few nanoseconds, seeded, in place of the standard
+/// library's of twenty.
+pub type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -4,7 +4,7 @@
 //! Invariants:
 //! - nothing is evicted: a table that is full counts the call it could not take;
 //! - no per-CPU scratch memory: uprobe programs may be preempted by others of the same CPU, so
-//!   state lives in the calling thread's own entry and records are built inside the ring;
+//!   state lives in the calling thread's own entry, and records are built there;
 //! - the traced thread never waits for the agent.
 
 #![no_std]
@@ -23,7 +23,7 @@ use aya_ebpf::{
         bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_user,
         generated::{
             bpf_get_attach_cookie, bpf_get_stack, bpf_map_update_elem,
-            bpf_probe_read_user as read_user,
+            bpf_probe_read_user as read_user, bpf_ringbuf_output,
         },
     },
     macros::{map, raw_tracepoint, uprobe, uretprobe},
@@ -39,6 +39,7 @@ use vramscope_ebpf_abi::{
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_USER_STACK: u64 = 1 << 8;
 const BPF_NOEXIST: u64 = 1;
+const BPF_RB_NO_WAKEUP: u64 = 1;
 const BPF_RB_FORCE_WAKEUP: u64 = 2;
 
 /// A call that was entered and has not returned.
@@ -71,6 +72,8 @@ struct Thread {
     /// that may be over in milliseconds.
     sent: u64,
     calls: [InFlight; MAX_DEPTH],
+    /// The record is made here, so that the ring gets no byte more than its stack has frames.
+    record: CallStack,
 }
 
 // Sizes of EVENTS and THREADS are the loader's to set.
@@ -159,6 +162,10 @@ fn thread(tid: u32) -> Option<*mut Thread> {
 /// Drops calls that were abandoned: a live enclosing call has its stack pointer above ours.
 #[inline(always)]
 fn drop_abandoned(thread: &mut Thread, sp: u64) {
+    let depth = thread.depth;
+    if depth == 0 || thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)].sp > sp {
+        return;
+    }
     for _ in 0..MAX_DEPTH {
         let depth = thread.depth;
         if depth == 0 || depth > MAX_DEPTH as u64 {
@@ -364,76 +371,70 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     } else {
         next_seq()
     };
-    let mut call = Call {
-        kind: KIND_CALL,
-        hook: cookie.hook as u32,
-        tgid: (pid_tgid >> 32) as u32,
-        tid,
-        seq,
-        enter_ns: top.enter_ns,
-        // SAFETY: a helper without arguments.
-        exit_ns: unsafe { bpf_ktime_get_ns() },
-        parent_enter_ns,
-        args: top.args,
-        extra: [0; EXTRA_WORDS],
-        out,
-        context: thread.contexts[0],
-        device: thread.device,
-        result,
-        flags,
-        frames: 0,
-    };
-    if cookie.extra_arg != NO_ARG {
-        let pointer = top.args[(cookie.extra_arg & 3) as usize] as *const core::ffi::c_void;
-        let size = (cookie.extra_words as u32 * 8) & (8 * EXTRA_WORDS as u32 * 2 - 1);
-        let size = if size > 8 * EXTRA_WORDS as u32 {
-            8 * EXTRA_WORDS as u32
-        } else {
-            size
-        };
-        // SAFETY: the helper writes at most the array's size, and checks the source.
-        if unsafe { read_user((&raw mut call.extra).cast(), size, pointer) } == 0 {
-            call.flags |= FLAG_EXTRA;
-        } else if succeeded {
-            lose(Loss::ReadFault);
+    let record = &raw mut thread.record;
+    let mut size = size_of::<Call>() as u64;
+    // SAFETY: the entry's own memory; the helpers write at most the sizes given, and check what
+    // they read.
+    unsafe {
+        let call = &raw mut (*record).call;
+        if cookie.extra_arg != NO_ARG {
+            let pointer = top.args[(cookie.extra_arg & 3) as usize] as *const core::ffi::c_void;
+            let words = (cookie.extra_words as u32).min(EXTRA_WORDS as u32);
+            if read_user((&raw mut (*call).extra).cast(), words * 8, pointer) == 0 {
+                flags |= FLAG_EXTRA;
+            } else if succeeded {
+                lose(Loss::ReadFault);
+            }
         }
+        (*call).frames = 0;
+        (*call).kind = KIND_CALL;
+        if cookie.stack && parent_enter_ns == 0 {
+            let stack = (&raw mut (*record).stack).cast();
+            let room = (STACK_FRAMES * 8) as u32;
+            let bytes = bpf_get_stack(ctx.as_ptr(), stack, room, BPF_F_USER_STACK);
+            let bytes = if bytes > 0 {
+                (bytes as u64).min((STACK_FRAMES * 8) as u64)
+            } else {
+                0
+            };
+            (*call).kind = KIND_CALL_STACK;
+            (*call).frames = (bytes / 8) as u32;
+            if bytes == (STACK_FRAMES * 8) as u64 {
+                flags |= FLAG_STACK_FULL;
+            }
+            size += bytes;
+        }
+        (*call).hook = cookie.hook as u32;
+        (*call).tgid = (pid_tgid >> 32) as u32;
+        (*call).tid = tid;
+        (*call).seq = seq;
+        (*call).enter_ns = top.enter_ns;
+        (*call).exit_ns = bpf_ktime_get_ns();
+        (*call).parent_enter_ns = parent_enter_ns;
+        (*call).args = top.args;
+        (*call).out = out;
+        (*call).context = thread.contexts[0];
+        (*call).device = thread.device;
+        (*call).result = result;
+        (*call).flags = flags;
     }
-
     let wakeup = if thread.sent == 0 {
         BPF_RB_FORCE_WAKEUP
     } else {
-        0
+        BPF_RB_NO_WAKEUP
     };
     thread.sent += 1;
-    if cookie.stack && parent_enter_ns == 0 {
-        let Some(mut entry) = EVENTS.reserve::<CallStack>(0) else {
-            lose(Loss::RingFull);
-            return 0;
-        };
-        let record = entry.as_mut_ptr();
-        // SAFETY: the record is reserved memory of that size; the helper writes at most the
-        // size given.
-        unsafe {
-            let stack = (&raw mut (*record).stack).cast();
-            let size = (STACK_FRAMES * 8) as u32;
-            let bytes = bpf_get_stack(ctx.as_ptr(), stack, size, BPF_F_USER_STACK);
-            if bytes > 0 {
-                call.frames = (bytes / 8) as u32;
-                if call.frames >= STACK_FRAMES as u32 {
-                    call.flags |= FLAG_STACK_FULL;
-                }
-            }
-            call.kind = KIND_CALL_STACK;
-            (*record).call = call;
-        }
-        entry.submit(wakeup);
-    } else {
-        let Some(mut entry) = EVENTS.reserve::<Call>(0) else {
-            lose(Loss::RingFull);
-            return 0;
-        };
-        entry.write(call);
-        entry.submit(wakeup);
+    // SAFETY: `size` bytes of the record were written just now.
+    let sent = unsafe {
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            record.cast(),
+            size,
+            wakeup,
+        )
+    };
+    if sent != 0 {
+        lose(Loss::RingFull);
     }
     0
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, warn};
 use vramscope_ebpf_abi::Loss;
 
+use crate::Map;
 use crate::config::Config;
 use crate::host::clock::{self, WallClock};
 use crate::host::discovery::{Discovery, Filter};
@@ -26,7 +27,8 @@ use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
 use crate::probes::order::{Ordered, Orderer, Waiting};
-use crate::probes::{Event, TracedCall, record};
+use crate::probes::record::{self, Decoded};
+use crate::probes::{Event, TracedCall};
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::Stacks;
 use window::Window;
@@ -59,7 +61,7 @@ pub trait Observer: Send {
 }
 
 /// Cards by process lifetime and device ordinal.
-type CardCache = RefCell<HashMap<(i64, Option<i32>), Option<Arc<str>>>>;
+type CardCache = RefCell<Map<(i64, Option<i32>), Option<Arc<str>>>>;
 
 /// See the module's text.
 pub struct Engine {
@@ -88,8 +90,6 @@ pub struct Engine {
     /// What the ledger reported of its limits so far.
     overflows: (u64, u64),
     windows_ended: u64,
-    /// Return addresses of the record at hand.
-    frames: Vec<u64>,
     last_flush: Instant,
     last_sweep: Instant,
     last_report: Instant,
@@ -163,7 +163,6 @@ impl Engine {
             clock: WallClock::new(),
             cards: Vec::new(),
             card_of: CardCache::default(),
-            frames: Vec::with_capacity(64),
             overflows: (0, 0),
             windows_ended: 0,
             rows: Rows::default(),
@@ -269,14 +268,17 @@ impl Engine {
             channel,
             orderer,
             undecodable,
-            frames,
             filter,
             stacks,
             discovery,
             ..
         } = self;
         let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
-            let (mut event, cut) = match record::decode(bytes, frames) {
+            let Decoded {
+                mut event,
+                frames,
+                cut,
+            } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
                     error!("a record was lost: {error}");

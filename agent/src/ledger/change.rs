@@ -1,14 +1,13 @@
 //! What changed in the books, for the journal. The books change through this file alone: what
 //! is applied while events are booked is what a restart applies again.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::process::{Pool, Primary};
 use super::rollup::Place;
 use super::vmm::VmmChange;
 use super::{Allocation, Key, Process};
+use crate::Map;
 
 /// One change of one process's books, or of who is in them.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -44,7 +43,7 @@ pub enum What {
 }
 
 /// Applies one change.
-pub fn apply(processes: &mut HashMap<u32, Process>, change: &Change) {
+pub fn apply(processes: &mut Map<u32, Process>, change: &Change) {
     match change {
         Change::Started(process) => {
             processes.insert(process.pid, (**process).clone());

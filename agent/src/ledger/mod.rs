@@ -21,11 +21,11 @@ pub mod rollup;
 mod rows;
 mod vmm;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Map;
 use crate::host::clock::WallClock;
 use crate::host::identity::{Host, StartTime};
 use crate::host::procfs::Program;
@@ -107,11 +107,13 @@ impl Allocation {
 /// What an address or handle names, space by space.
 pub type Key = (Space, u64);
 
+/// The card that a process means by a device.
+pub type CardOf<'a> = dyn Fn(&Process, Option<i32>) -> Option<Arc<str>> + 'a;
+
 /// What booking a call needs besides the books, and where its rows go.
 pub struct Desk<'a> {
     pub clock: &'a WallClock,
-    /// The card that a process means by a device.
-    pub card: &'a dyn Fn(&Process, Option<i32>) -> Option<Arc<str>>,
+    pub card: &'a CardOf<'a>,
     pub rows: &'a mut Vec<AllocRow>,
 }
 
@@ -145,7 +147,7 @@ impl Turn<'_> {
 /// The books of one host.
 pub struct Ledger {
     host: Host,
-    processes: HashMap<u32, Process>,
+    processes: Map<u32, Process>,
     changes: Vec<Change>,
     /// Allocations alive in all processes.
     live: usize,
@@ -161,7 +163,7 @@ impl Ledger {
     pub fn new(host: Host, limit: usize) -> Self {
         Self {
             host,
-            processes: HashMap::new(),
+            processes: Map::default(),
             changes: Vec::new(),
             live: 0,
             limit,

@@ -1,6 +1,6 @@
 //! One process lifetime and what lives in it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::rollup::Rollup;
 use super::vmm::Vmm;
 use super::{Allocation, Key};
+use crate::Map;
 use crate::host::clock;
 use crate::host::identity::{Host, StartTime};
 use crate::host::procfs::{self, Program};
@@ -39,9 +40,9 @@ pub struct Process {
     pub process_id: i64,
     pub program: Program,
     /// Device of each context it made.
-    pub contexts: HashMap<u64, i32>,
-    pub primaries: HashMap<i32, Primary>,
-    pub pools: HashMap<u64, Pool>,
+    pub contexts: Map<u64, i32>,
+    pub primaries: Map<i32, Primary>,
+    pub pools: Map<u64, Pool>,
     /// Contexts and pools that allocations name by their position here.
     pub owners: Vec<u64>,
     #[serde(with = "pairs")]
@@ -80,9 +81,9 @@ impl Process {
             start,
             process_id: host.process_id(pid, start),
             program,
-            contexts: HashMap::new(),
-            primaries: HashMap::new(),
-            pools: HashMap::new(),
+            contexts: Map::default(),
+            primaries: Map::default(),
+            pools: Map::default(),
             owners: Vec::new(),
             live: Live::default(),
             vmm: Vmm::default(),

@@ -6,11 +6,10 @@
 //! - a free is charged to the stack and device that allocated;
 //! - live figures are sums over what lives; peaks are over events, not over samples.
 
-use std::collections::HashMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::Allocation;
+use crate::Map;
 use crate::probes::hooks::{Class, MemoryKind};
 
 /// Distinct stacks a process's roll-up tells apart. What goes beyond is booked without a stack,
@@ -87,8 +86,8 @@ impl DeviceSums {
 /// See the module's text.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Rollup {
-    devices: HashMap<Place, DeviceSums, foldhash::fast::RandomState>,
-    stacks: HashMap<(Place, Option<i64>), Sums, foldhash::fast::RandomState>,
+    devices: Map<Place, DeviceSums>,
+    stacks: Map<(Place, Option<i64>), Sums>,
     /// Events booked without their stack since there were too many.
     pub stacks_full: u64,
 }

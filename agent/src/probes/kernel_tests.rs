@@ -107,8 +107,8 @@ impl Bed {
     fn read(&mut self) -> Vec<Result<TracedCall, DecodeError>> {
         let mut calls = Vec::new();
         self.channel.ring.read(usize::MAX, |bytes| {
-            match record::decode(bytes, &mut Vec::new()) {
-                Ok((Event::Call(call), _)) => calls.push(Ok(call)),
+            match record::decode(bytes).map(|decoded| decoded.event) {
+                Ok(Event::Call(call)) => calls.push(Ok(call)),
                 Ok(_) => {}
                 Err(error) => calls.push(Err(error)),
             }

@@ -14,6 +14,6 @@ pub mod preflight;
 pub mod record;
 pub mod ring;
 pub mod samefile;
-mod site;
+pub mod site;
 
 pub use record::{Event, TracedCall};

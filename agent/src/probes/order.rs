@@ -10,13 +10,14 @@
 //! - every event that goes in comes out exactly once;
 //! - events come out in order of `seq`, except those that arrive after their turn was given up.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 use super::hooks::Layer;
 use super::record::Stack;
 use super::{Event, TracedCall};
+use crate::Map;
 
 /// An event in its turn, with what its call chain adds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ impl Waiting {
 pub struct Orderer {
     hold_ns: u64,
     /// Calls whose enclosing call has not returned, by thread.
-    nested: HashMap<u32, Vec<(u64, TracedCall)>>,
+    nested: Map<u32, Vec<(u64, TracedCall)>>,
     /// Events whose turn it was when they came: with one thread at work, nearly all.
     ready: VecDeque<Ordered>,
     /// Events whose turn has not come, with their time of arrival.
@@ -63,7 +64,7 @@ impl Orderer {
     pub fn new(hold: std::time::Duration, next_seq: Option<u64>) -> Self {
         Self {
             hold_ns: hold.as_nanos() as u64,
-            nested: HashMap::new(),
+            nested: Map::default(),
             ready: VecDeque::new(),
             turns: BTreeMap::new(),
             next_seq,

@@ -121,14 +121,32 @@ pub enum DecodeError {
     Hook(u32),
 }
 
-/// Decodes one record. The call's return addresses go to `frames`, innermost first; the second
-/// value tells whether there were more.
-pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), DecodeError> {
-    frames.clear();
+/// A record and what lies behind it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Decoded<'a> {
+    pub event: Event,
+    /// The call's return addresses, innermost first, eight bytes each.
+    pub frames: &'a [u8],
+    /// There were more of them.
+    pub cut: bool,
+}
+
+/// Decodes one record.
+pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
+    let alone = |event| Decoded {
+        event,
+        frames: &[],
+        cut: false,
+    };
     let kind = word(bytes, 0).ok_or(DecodeError::Short(bytes.len(), 0))?;
     let wanted = match kind {
         KIND_CALL => size_of::<Call>(),
-        KIND_CALL_STACK => size_of::<CallStack>(),
+        // As many words follow as the call has frames.
+        KIND_CALL_STACK => {
+            let at = core::mem::offset_of!(Call, frames);
+            let frames = word(bytes, at).ok_or(DecodeError::Short(bytes.len(), kind))? as usize;
+            size_of::<Call>() + 8 * frames.min(STACK_FRAMES)
+        }
         KIND_EXEC | KIND_EXIT => size_of::<Process>(),
         other => return Err(DecodeError::Kind(other)),
     };
@@ -151,7 +169,7 @@ pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), Deco
                 seq: long(8),
                 at_ns: long(16),
             };
-            return Ok((event, false));
+            return Ok(alone(event));
         }
         KIND_EXIT => {
             let event = Event::Exit {
@@ -159,7 +177,7 @@ pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), Deco
                 seq: long(8),
                 at_ns: long(16),
             };
-            return Ok((event, false));
+            return Ok(alone(event));
         }
         _ => {}
     }
@@ -174,10 +192,13 @@ pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), Deco
     let extra = core::mem::offset_of!(Call, extra);
     let count = (word(core::mem::offset_of!(Call, frames)) as usize).min(STACK_FRAMES);
     let stack_at = core::mem::offset_of!(CallStack, stack);
-    if kind == KIND_CALL_STACK {
-        let addresses = (0..count).map(|i| long(stack_at + 8 * i));
-        frames.extend(addresses.take_while(|address| *address != 0));
-    }
+    let frames = if kind == KIND_CALL_STACK {
+        bytes
+            .get(stack_at..stack_at + 8 * count)
+            .unwrap_or_default()
+    } else {
+        &[]
+    };
     let call = TracedCall {
         hook: hook as u16,
         tgid,
@@ -194,7 +215,11 @@ pub fn decode(bytes: &[u8], frames: &mut Vec<u64>) -> Result<(Event, bool), Deco
         result: word(core::mem::offset_of!(Call, result)) as i32,
         stack: Stack::default(),
     };
-    Ok((Event::Call(call), flagged(FLAG_STACK_FULL)))
+    Ok(Decoded {
+        event: Event::Call(call),
+        frames,
+        cut: flagged(FLAG_STACK_FULL),
+    })
 }
 
 fn word(bytes: &[u8], offset: usize) -> Option<u32> {
@@ -245,11 +270,26 @@ mod tests {
             call: sample(),
             stack,
         });
-        let mut frames = vec![1; 100];
-        let (Event::Call(call), false) = decode(&record, &mut frames).unwrap() else {
+        let Decoded {
+            event: Event::Call(call),
+            frames,
+            cut: false,
+        } = decode(&record).unwrap()
+        else {
             panic!("not a call with a whole stack")
         };
-        assert_eq!(frames, [0x1000, 0x2000]);
+        assert_eq!(
+            frames,
+            [0x1000u64.to_ne_bytes(), 0x2000u64.to_ne_bytes()].concat()
+        );
+        // The kernel side sends as much as there is.
+        let shortest = &record[..size_of::<Call>() + 16];
+        assert_eq!(decode(shortest).unwrap().frames, frames);
+        let short = &record[..size_of::<Call>() + 15];
+        assert_eq!(
+            decode(short),
+            Err(DecodeError::Short(short.len(), KIND_CALL_STACK))
+        );
         assert_eq!(call.extra, Some([9, 8, 7, 6]));
         assert_eq!(
             (call.hook, call.tgid, call.tid, call.seq),
@@ -265,7 +305,6 @@ mod tests {
 
     #[test]
     fn strange_records_are_refused() {
-        let decode = |bytes: &[u8]| decode(bytes, &mut Vec::new());
         assert_eq!(decode(&[1, 0]), Err(DecodeError::Short(2, 0)));
         assert_eq!(decode(&[99, 0, 0, 0]), Err(DecodeError::Kind(99)));
         let mut call = sample();
@@ -277,7 +316,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..800)) {
-            let _ = decode(&bytes, &mut Vec::new());
+            let _ = decode(&bytes);
         }
     }
 }

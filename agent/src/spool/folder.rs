@@ -10,7 +10,7 @@ use anyhow::Context;
 use vramscope_wire::{Table, parquet_file};
 
 use super::rows::Rows;
-use super::tables::{Origin, batch};
+use super::tables::{Origin, batches};
 
 /// One file of the spool: `00000000000000000042-alloc_events.parquet`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,8 +77,10 @@ pub fn visit(folder: &Path, mut see: impl FnMut(SpoolFile)) -> anyhow::Result<()
 
 /// The rows of one table as the bytes of one file.
 pub fn encode(table: Table, rows: &Rows, origin: Origin<'_>) -> anyhow::Result<Vec<u8>> {
-    let batch = batch(table, rows, origin)?;
-    Ok(parquet_file::encode(table, &[batch])?)
+    Ok(parquet_file::encode_pieces(
+        table,
+        batches(table, rows, origin),
+    )?)
 }
 
 /// Path of a file of the spool.

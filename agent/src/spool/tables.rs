@@ -47,10 +47,20 @@ pub fn tables_with_rows(rows: &Rows) -> Vec<Table> {
         .collect()
 }
 
-/// The rows of one table as a batch.
-pub fn batch(table: Table, rows: &Rows, origin: Origin<'_>) -> Result<RecordBatch, ArrowError> {
-    match table {
-        Table::AllocEvents => alloc_events(&rows.alloc_events, origin),
+/// Rows of one batch: what fits the processor's cache, since every column walks over all of them.
+const ROWS_PER_BATCH: usize = 1024;
+
+/// The rows of one table as batches.
+pub fn batches<'a>(
+    table: Table,
+    rows: &'a Rows,
+    origin: Origin<'a>,
+) -> Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + 'a> {
+    let whole = match table {
+        Table::AllocEvents => {
+            let pieces = rows.alloc_events.chunks(ROWS_PER_BATCH);
+            return Box::new(pieces.map(move |piece| alloc_events(piece, origin)));
+        }
         Table::Stacks => stacks(&rows.stacks, origin),
         Table::Processes => processes(&rows.processes, origin),
         Table::Devices => devices(&rows.devices, origin),
@@ -58,7 +68,8 @@ pub fn batch(table: Table, rows: &Rows, origin: Origin<'_>) -> Result<RecordBatc
         Table::AgentWindows => agent_windows(&rows.agent_windows, origin),
         Table::StackWindows => stack_windows(&rows.stack_windows, origin),
         Table::DeviceWindows => device_windows(&rows.device_windows, origin),
-    }
+    };
+    Box::new(std::iter::once(whole))
 }
 
 type Columns = Vec<(&'static str, ArrayRef)>;
@@ -82,7 +93,7 @@ fn build(
         .map(
             |field| match columns.iter().find(|(name, _)| name == field.name()) {
                 Some((_, array)) => Arc::clone(array),
-                // Columns that nothing fills yet (container, stream, pool): not known.
+                // What no source tells is not known.
                 None => arrow::array::new_null_array(field.data_type(), rows),
             },
         )
@@ -231,6 +242,10 @@ fn processes(rows: &[ProcessRow], origin: Origin<'_>) -> Result<RecordBatch, Arr
         (
             "container_id",
             column!(rows, text, |r| r.container.id.clone()),
+        ),
+        (
+            "pod_uid",
+            column!(rows, text, |r| r.container.pod_uid.clone()),
         ),
         ("pod", column!(rows, text, |r| r.container.pod.clone())),
         (
@@ -486,17 +501,14 @@ mod tests {
             name: "h".into(),
             boot_id: "b".into(),
         };
+        assert_eq!(tables_with_rows(&rows).len(), Table::ALL.len());
         for table in tables_with_rows(&rows) {
-            let batch = batch(
-                table,
-                &rows,
-                Origin {
-                    host: &host,
-                    agent_id: "a",
-                    batch_seq: 7,
-                },
-            )
-            .unwrap();
+            let origin = Origin {
+                host: &host,
+                agent_id: "a",
+                batch_seq: 7,
+            };
+            let batch = batches(table, &rows, origin).next().unwrap().unwrap();
             assert_eq!(batch.num_rows(), 1, "{table:?}");
             let bytes =
                 vramscope_wire::parquet_file::encode(table, std::slice::from_ref(&batch)).unwrap();

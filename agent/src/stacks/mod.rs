@@ -9,8 +9,9 @@
 pub mod modules;
 pub mod symbols;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
+use crate::Map;
 use crate::host::procfs::{self, Mapping};
 use crate::probes::hooks::HOOKS;
 use crate::probes::record::{Quality, Stack};
@@ -48,7 +49,7 @@ struct Unnamed {
 #[derive(Default)]
 struct AddressSpace {
     mappings: Vec<Mapping>,
-    resolved: HashMap<u128, Stack>,
+    resolved: Map<u128, Stack>,
 }
 
 impl AddressSpace {
@@ -64,7 +65,7 @@ impl AddressSpace {
 /// All stacks of this host.
 pub struct Stacks {
     modules: Modules,
-    spaces: HashMap<u32, AddressSpace>,
+    spaces: Map<u32, AddressSpace>,
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
@@ -75,7 +76,7 @@ impl Stacks {
     pub fn new(debug_symbols: bool) -> Self {
         Self {
             modules: Modules::default(),
-            spaces: HashMap::new(),
+            spaces: Map::default(),
             known: HashSet::new(),
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
@@ -118,25 +119,22 @@ impl Stacks {
         }
     }
 
-    /// The stack of a call of `hook` from its return addresses, innermost first; `cut` if there
-    /// were more. `seen` gives mappings that were read earlier, for a process that is over.
+    /// The stack of a call of `hook` from its return addresses as the kernel side wrote them,
+    /// innermost first; `cut` if there were more. `seen` gives mappings that were read earlier,
+    /// for a process that is over.
     pub fn resolve(
         &mut self,
         pid: u32,
         hook: u16,
-        frames: &[u64],
+        frames: &[u8],
         cut: bool,
         seen: impl FnOnce() -> Vec<Mapping>,
     ) -> Stack {
         if frames.is_empty() {
             return Stack::default();
         }
-        let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(u64::from(hook));
-        for address in frames {
-            hash.update(&address.to_ne_bytes());
-        }
         // Wide enough for two stacks never to meet by chance.
-        let key = hash.digest128();
+        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, u64::from(hook));
         match self.spaces.get(&pid) {
             Some(space) => {
                 if let Some(stack) = space.resolved.get(&key) {
@@ -149,7 +147,13 @@ impl Stacks {
                 self.read_mappings(pid);
             }
         }
-        let stack = self.resolve_new(pid, hook, frames, cut);
+        let addresses: Vec<u64> = frames
+            .chunks_exact(8)
+            // A chunk of eight bytes always fits an array of eight.
+            .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
+            .take_while(|address| *address != 0)
+            .collect();
+        let stack = self.resolve_new(pid, hook, &addresses, cut);
         let space = self.spaces.entry(pid).or_default();
         if space.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.

@@ -251,7 +251,18 @@ impl<'a> Daemon<'a> {
     /// The library, symbol and reason of what a process's last row says is not hooked; and how many
     /// functions are.
     pub fn coverage(&self, pid: u32) -> (usize, Vec<(String, String, String)>) {
-        let mut last = (0, Vec::new());
+        let rows = self.coverage_rows(pid);
+        let attached = rows.iter().filter(|(.., reason)| reason.is_none()).count();
+        let refused = rows
+            .into_iter()
+            .filter_map(|(library, symbol, reason)| Some((library, symbol, reason?)))
+            .collect();
+        (attached, refused)
+    }
+
+    /// Library, symbol and, of what is not hooked, the reason: all that a process's last row says.
+    pub fn coverage_rows(&self, pid: u32) -> Vec<(String, String, Option<String>)> {
+        let mut last = Vec::new();
         for batch in self.rows(Table::Processes) {
             let pids = batch.column_by_name("pid").unwrap();
             let lists = batch.column_by_name("coverage").unwrap().as_list::<i32>();
@@ -263,16 +274,12 @@ impl<'a> Daemon<'a> {
                 let list = list.as_struct();
                 let text = |name: &str| list.column_by_name(name).unwrap().as_string::<i32>();
                 let attached = list.column_by_name("attached").unwrap().as_boolean();
-                last = (0, Vec::new());
-                for entry in 0..list.len() {
-                    if attached.value(entry) {
-                        last.0 += 1;
-                    } else {
-                        let value = |name: &str| text(name).value(entry).to_string();
-                        last.1
-                            .push((value("library"), value("symbol"), value("reason")));
-                    }
-                }
+                let entries = (0..list.len()).map(|entry| {
+                    let value = |name: &str| text(name).value(entry).to_string();
+                    let reason = (!attached.value(entry)).then(|| value("reason"));
+                    (value("library"), value("symbol"), reason)
+                });
+                last = entries.collect();
             }
         }
         last

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
@@ -137,14 +138,15 @@ fn a_process_older_than_the_agent_has_a_baseline() {
         .spawn()
         .unwrap();
     // Its books are there once it has allocated.
-    while bench
-        .ledgers()
-        .iter()
-        .map(|l| l.totals(0, Kind::Device).allocations)
-        .sum::<u64>()
-        < 2
-    {
-        std::thread::sleep(std::time::Duration::from_millis(10));
+    let end = Instant::now() + Duration::from_secs(60);
+    let begun = || -> u64 {
+        let ledgers = bench.ledgers();
+        let totals = ledgers.iter().map(|l| l.totals(0, Kind::Device));
+        totals.map(|t| t.allocations).sum()
+    };
+    while begun() < 2 {
+        assert!(Instant::now() < end, "the program allocates nothing");
+        std::thread::sleep(Duration::from_millis(10));
     }
     let options = ["--sample-interval", "100ms"];
     let mut daemon = Daemon::hooking(&bench, "older", &options);
@@ -194,7 +196,7 @@ fn roll_ups_add_up_over_windows_and_kills() {
     let arguments = ["paced", "--seconds", "3", "--rate", "200"];
     let mut program = workload(&bench, &arguments).spawn().unwrap();
     for wait_ms in [700, 430, 910] {
-        std::thread::sleep(std::time::Duration::from_millis(wait_ms));
+        std::thread::sleep(Duration::from_millis(wait_ms));
         daemon.kill();
         daemon.start();
     }

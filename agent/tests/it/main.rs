@@ -13,3 +13,4 @@ mod serve;
 mod ship;
 mod standins;
 mod trace;
+mod vendor;

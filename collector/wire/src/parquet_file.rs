@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
@@ -44,9 +45,17 @@ pub enum ReadError {
 
 /// Writes rows of one table as one Parquet file in memory.
 pub fn encode(table: Table, batches: &[RecordBatch]) -> Result<Vec<u8>, ParquetError> {
+    encode_pieces(table, batches.iter().cloned().map(Ok))
+}
+
+/// The same from batches that are made one after the other.
+pub fn encode_pieces(
+    table: Table,
+    batches: impl IntoIterator<Item = Result<RecordBatch, ArrowError>>,
+) -> Result<Vec<u8>, ParquetError> {
     let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties(table)?))?;
     for batch in batches {
-        writer.write(batch)?;
+        writer.write(&batch?)?;
     }
     writer.into_inner()
 }

@@ -2,7 +2,8 @@
 //! names of the maps both sides share. Fixed layout, little-endian, 8-byte aligned.
 //!
 //! Invariants:
-//! - every record starts with its `kind`, and its size follows from the kind alone;
+//! - every record starts with its `kind`; its size follows from the kind, and that of a call with
+//!   a stack from its `frames`;
 //! - `seq` is dense: each value taken belongs to exactly one record or one counted loss;
 //! - a free takes its `seq` at entry and an allocation at return, so that an address which one
 //!   thread frees and another gets again is seen in the true order.
@@ -68,7 +69,7 @@ pub struct Call {
     pub frames: u32,
 }
 
-/// A call and its return addresses, innermost first.
+/// A call and its return addresses, innermost first; sent only as far as there are frames.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CallStack {

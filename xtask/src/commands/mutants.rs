@@ -16,7 +16,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -24,7 +23,7 @@ use serde::Deserialize;
 
 use super::{ebpf, setup};
 use crate::children::output;
-use crate::progress::{Step, spell};
+use crate::progress::Step;
 use crate::project::{Project, cargo_command};
 
 /// The rules of the probes; `docs/mutants.md` names them.
@@ -151,9 +150,9 @@ pub fn run(project: &Project, options: &Mutants) -> Result<()> {
     let copy = Copy::make(project)?;
     copy.build_kernel_side()?;
     let step = Step::start("running the tests on the unbroken copy");
-    let tests: BTreeSet<&str> = chosen.iter().map(|mutant| mutant.test.as_str()).collect();
+    let mut tests = BTreeSet::new();
     for mutant in &chosen {
-        if !tests.contains(mutant.test.as_str()) {
+        if !tests.insert(mutant.test.as_str()) {
             continue;
         }
         if let Verdict::Failed(how) = copy.test(mutant)? {
@@ -408,7 +407,6 @@ impl Copy {
 
     /// Breaks the copy, tests, mends it.
     fn try_mutant(&self, mutant: Mutant) -> Result<Outcome> {
-        let started = Instant::now();
         let path = self.project.root.join(&mutant.file);
         let broken = mutant.applied(&self.project.root)?;
         let whole = fs::read_to_string(&path)?;
@@ -420,7 +418,6 @@ impl Copy {
         fs::write(&path, whole).with_context(|| format!("failed to write {}", path.display()))?;
         self.rebuilt(of_kernel_side)?;
         let verdict = tested.with_context(|| format!("mutant {:?}", mutant.name))?;
-        let took = started.elapsed();
         let (caught, how) = match verdict {
             Verdict::Passed => (false, "the test passes".to_string()),
             Verdict::Failed(how) => (true, how),
@@ -428,7 +425,7 @@ impl Copy {
         Ok(Outcome {
             mutant,
             caught,
-            how: format!("{how} ({})", spell(took)),
+            how,
         })
     }
 

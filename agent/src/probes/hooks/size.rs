@@ -109,7 +109,7 @@ impl Size {
                         .iter()
                         .map(|word| word & 0xffff_ffff)
                         .sum();
-                    (bits % 8 == 0).then_some(bits / 8)
+                    bits.is_multiple_of(8).then_some(bits / 8)
                 });
                 let total =
                     bytes.and_then(|element| elements(extent, levels)?.checked_mul(element));
