@@ -186,6 +186,24 @@ fn drop_abandoned(thread: &mut Thread, sp: u64) {
     }
 }
 
+/// Counts the calls that a thread takes with it: no return tells of them.
+#[inline(always)]
+fn lose_calls_in_flight(tid: u32) {
+    let Some(thread) = THREADS.get_ptr(tid) else {
+        return;
+    };
+    // SAFETY: the entry belongs to the running thread alone; no other program writes it.
+    let thread = unsafe { &*thread };
+    for i in 0..MAX_DEPTH {
+        if i as u64 >= thread.depth {
+            break;
+        }
+        if records(Cookie::unpack(thread.calls[i].cookie).action) {
+            lose(Loss::MissedReturn);
+        }
+    }
+}
+
 #[uprobe]
 pub fn enter(ctx: ProbeContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
@@ -505,6 +523,7 @@ fn process_record(kind: u32, tgid: u32) {
 pub fn exec(_ctx: RawTracePointContext) -> i32 {
     let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     // Calls in flight died with the old program.
+    lose_calls_in_flight(tgid);
     let _ = THREADS.remove(tgid);
     process_record(KIND_EXEC, tgid);
     0
@@ -514,6 +533,7 @@ pub fn exec(_ctx: RawTracePointContext) -> i32 {
 pub fn exit(_ctx: RawTracePointContext) -> i32 {
     let pid_tgid = bpf_get_current_pid_tgid();
     let (tgid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
+    lose_calls_in_flight(tid);
     let _ = THREADS.remove(tid);
     // A thread's exit frees nothing; the agent checks that the others are gone as well.
     if tid == tgid {

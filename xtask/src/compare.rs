@@ -1,15 +1,21 @@
 //! What the SQL says against what the stand-ins' own ledgers say, process by process.
 //!
 //! The ledger is written by the code that allocated and knows nothing of the agent; the SQL side
-//! is the view `process_totals` over what agent and collector made of the probes' records. Both
-//! are brought into [`Totals`] and must be equal to the byte.
+//! is what agent and collector made of the probes' records ([`Source`]). Both are brought into
+//! [`Side`] and must be equal to the byte, in every kind of memory that either side knows.
 //!
 //! Rules:
 //! - the driver's ledger is the truth (the runtime's calls all end there);
 //! - what the ledger still holds when its process has ended is what the SQL calls freed by
-//!   `process_exit`;
+//!   `process_exit`; what a program left alive that another one replaced (exec) is freed, on both
+//!   sides;
+//! - the ledger's `without_device` is a NULL device;
 //! - failed frees are compared per process: a free of an unknown address has no memory kind in
 //!   SQL, while the ledger enters it under the kind of the function called;
+//! - memory of kind `ipc` is left out: it is another process's, whose ledger has it, and a failure
+//!   to open or close it is in no ledger;
+//! - several processes with one pid are told apart by their order: the first by the ledger's start
+//!   is the first by `processes.started`. Both sides leave out processes that did nothing;
 //! - processes that have no ledger are not looked at: the agent sees the whole host.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,215 +23,301 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value};
-use vramscope_fakes::ledger::{Layer, ProcessLedger, Totals as LedgerTotals};
+use vramscope_fakes::ledger::{Layer, ProcessLedger, Totals};
 
 /// A row as JSON gives it.
 pub type Row = Map<String, Value>;
 
-/// The totals of every process as SQL. Frees at process exit are split off since the view adds
-/// all implicit frees up.
-pub const TOTALS_SQL: &str = include_str!("compare.sql");
+/// What is compared with the ledgers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The view `process_totals`, over events.
+    Totals,
+    /// The roll-up by device, added up over its windows.
+    DeviceWindows,
+    /// The roll-up by stack, added up over its windows and stacks.
+    StackWindows,
+}
 
-/// Process, device as the process sees it, kind of memory.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+/// A column: its name in the SQL, and the same from the ledger.
+struct Figure {
+    name: &'static str,
+    truth: fn(&Totals) -> u64,
+    per_process: bool,
+}
+
+const fn figure(name: &'static str, truth: fn(&Totals) -> u64) -> Figure {
+    Figure {
+        name,
+        truth,
+        per_process: false,
+    }
+}
+
+const ALLOCATIONS: Figure = figure("allocations", |t| t.allocations);
+const ALLOCATED_BYTES: Figure = figure("allocated_bytes", |t| t.allocated_bytes);
+const FAILED_ALLOCATIONS: Figure = figure("failed_allocations", |t| t.failed_allocations);
+const PEAK_BYTES: Figure = figure("peak_bytes", |t| t.peak_bytes);
+const FAILED_FREES: Figure = Figure {
+    name: "failed_frees",
+    truth: |t| t.failed_frees,
+    per_process: true,
+};
+/// A roll-up does not tell apart by what something ended.
+const ENDS: Figure = figure("ends", |t| t.frees + t.live_count);
+const ENDED_BYTES: Figure = figure("ended_bytes", |t| t.freed_bytes + t.live_bytes);
+/// Nothing lives once its process has ended.
+const LEFT_COUNT: Figure = figure("left_count", |_| 0);
+const LEFT_BYTES: Figure = figure("left_bytes", |_| 0);
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Source; 3] = [Source::Totals, Source::DeviceWindows, Source::StackWindows];
+
+    /// What to ask.
+    pub fn sql(self) -> &'static str {
+        match self {
+            Source::Totals => include_str!("compare/totals.sql"),
+            Source::DeviceWindows => include_str!("compare/device_windows.sql"),
+            Source::StackWindows => include_str!("compare/stack_windows.sql"),
+        }
+    }
+
+    fn figures(self) -> &'static [Figure] {
+        const TOTALS: &[Figure] = &[
+            ALLOCATIONS,
+            ALLOCATED_BYTES,
+            figure("frees", |t| t.frees),
+            figure("freed_bytes", |t| t.freed_bytes),
+            FAILED_ALLOCATIONS,
+            FAILED_FREES,
+            figure("live_at_exit", |t| t.live_count),
+            figure("live_at_exit_bytes", |t| t.live_bytes),
+            PEAK_BYTES,
+        ];
+        const DEVICE_WINDOWS: &[Figure] = &[
+            ALLOCATIONS,
+            ALLOCATED_BYTES,
+            ENDS,
+            ENDED_BYTES,
+            LEFT_COUNT,
+            LEFT_BYTES,
+            FAILED_ALLOCATIONS,
+            FAILED_FREES,
+            PEAK_BYTES,
+            figure("window_peak_bytes", |t| t.peak_bytes),
+        ];
+        const STACK_WINDOWS: &[Figure] = &[
+            ALLOCATIONS,
+            ALLOCATED_BYTES,
+            ENDS,
+            ENDED_BYTES,
+            LEFT_COUNT,
+            LEFT_BYTES,
+        ];
+        match self {
+            Source::Totals => TOTALS,
+            Source::DeviceWindows => DEVICE_WINDOWS,
+            Source::StackWindows => STACK_WINDOWS,
+        }
+    }
+}
+
+/// One process lifetime: the `nth` of those with this pid, 0 the earliest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Life {
     /// Process id.
     pub pid: u32,
-    /// Device ordinal; None where the call had no current context.
+    /// Which of them.
+    pub nth: usize,
+}
+
+/// What a figure is of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Process lifetime.
+    pub life: Life,
+    /// Device ordinal as the process sees it; None where there is none, or for a whole process.
     pub device: Option<u32>,
-    /// Kind of memory.
-    pub memory_kind: String,
+    /// Kind of memory; None for a whole process.
+    pub memory_kind: Option<String>,
 }
 
-/// What both sides know about one place.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Calls that gave memory.
-    pub allocations: u64,
-    /// Bytes they gave.
-    pub allocated_bytes: u64,
-    /// Allocations that ended before the process did.
-    pub frees: u64,
-    /// Their bytes.
-    pub freed_bytes: u64,
-    /// Calls that failed to give memory.
-    pub failed_allocations: u64,
-    /// Allocations that the end of the process ended.
-    pub live_at_exit: u64,
-    /// Their bytes.
-    pub live_at_exit_bytes: u64,
-    /// Largest live bytes at any moment.
-    pub peak_bytes: u64,
-}
-
-/// One side of the comparison.
+/// One side of the comparison: figures by name, without zeros.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Side {
-    /// Processes that have an entry at all.
-    pub processes: BTreeSet<u32>,
-    /// Totals, without places where nothing happened.
-    pub totals: BTreeMap<Place, Totals>,
-    /// Calls that failed to free, by process, without zeros.
-    pub failed_frees: BTreeMap<u32, u64>,
+pub struct Side(BTreeMap<Place, BTreeMap<&'static str, u64>>);
+
+impl Side {
+    fn add(&mut self, place: Place, name: &'static str, value: u64) {
+        if value > 0 {
+            *self.0.entry(place).or_default().entry(name).or_default() += value;
+        }
+    }
+
+    /// True if nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// A figure of one place; 0 if there is none.
+    pub fn get(&self, place: &Place, name: &str) -> u64 {
+        let figures = self.0.get(place);
+        figures.and_then(|f| f.get(name)).copied().unwrap_or(0)
+    }
+
+    /// Every place where something happened.
+    pub fn places(&self) -> impl Iterator<Item = &Place> {
+        self.0.keys()
+    }
+
+    /// Without some processes.
+    pub fn without(mut self, pids: &[u32]) -> Self {
+        self.0.retain(|place, _| !pids.contains(&place.life.pid));
+        self
+    }
 }
 
-/// Brings ledgers of processes that have ended into totals.
-pub fn from_ledgers(ledgers: &[ProcessLedger]) -> Result<Side> {
-    let mut side = Side::default();
+/// The drivers' ledgers in which something is written, each with its lifetime.
+pub fn lives(ledgers: &[ProcessLedger]) -> Result<Vec<(Life, &ProcessLedger)>> {
+    let mut by_pid: BTreeMap<u32, BTreeMap<u64, &ProcessLedger>> = BTreeMap::new();
     for ledger in ledgers.iter().filter(|l| l.layer == Layer::Driver) {
-        if !side.processes.insert(ledger.pid) {
-            bail!(
-                "two processes had the pid {}: the comparison goes by pid; run it again",
-                ledger.pid
-            );
+        if places(ledger).all(|(_, _, totals)| *totals == Totals::default()) {
+            continue;
         }
-        let mut failed_frees = 0;
-        let with_device = ledger.devices.iter().map(|d| (Some(d.device), &d.kinds));
-        let without = std::iter::once((None, &ledger.without_device));
-        for (device, kinds) in with_device.chain(without) {
-            for (kind, totals) in kinds {
-                failed_frees += totals.failed_frees;
-                let place = Place {
-                    pid: ledger.pid,
-                    device,
-                    memory_kind: kind.clone(),
-                };
-                side.insert(place, of_ledger(totals));
+        let starts = by_pid.entry(ledger.pid).or_default();
+        if starts.insert(ledger.start_ticks, ledger).is_some() {
+            bail!("two ledgers are of one process, {}", ledger.pid);
+        }
+    }
+    let numbered = by_pid.into_iter().flat_map(|(pid, starts)| {
+        let in_order = starts.into_values().enumerate();
+        in_order.map(move |(nth, ledger)| (Life { pid, nth }, ledger))
+    });
+    Ok(numbered.collect())
+}
+
+/// Everything a ledger has: device, kind, totals.
+fn places(ledger: &ProcessLedger) -> impl Iterator<Item = (Option<u32>, &String, &Totals)> {
+    let with_device = ledger.devices.iter().map(|d| (Some(d.device), &d.kinds));
+    let without = std::iter::once((None, &ledger.without_device));
+    with_device.chain(without).flat_map(|(device, kinds)| {
+        kinds
+            .iter()
+            .map(move |(kind, totals)| (device, kind, totals))
+    })
+}
+
+/// Brings ledgers of processes that have ended into the form of a source.
+pub fn from_ledgers(source: Source, ledgers: &[ProcessLedger]) -> Result<Side> {
+    let mut side = Side::default();
+    for (life, ledger) in lives(ledgers)? {
+        for (device, kind, totals) in places(ledger) {
+            for figure in source.figures() {
+                let place = place(figure, life, device, Some(kind));
+                side.add(place, figure.name, (figure.truth)(totals));
             }
         }
-        side.insert_failed_frees(ledger.pid, failed_frees);
     }
     Ok(side)
 }
 
-fn of_ledger(totals: &LedgerTotals) -> Totals {
-    Totals {
-        allocations: totals.allocations,
-        allocated_bytes: totals.allocated_bytes,
-        frees: totals.frees,
-        freed_bytes: totals.freed_bytes,
-        failed_allocations: totals.failed_allocations,
-        live_at_exit: totals.live_count,
-        live_at_exit_bytes: totals.live_bytes,
-        peak_bytes: totals.peak_bytes,
-    }
-}
-
-/// Brings rows of [`TOTALS_SQL`] into totals, for the processes asked about.
-pub fn from_rows(rows: &[Row], processes: &BTreeSet<u32>) -> Result<Side> {
-    let mut side = Side::default();
+/// Brings a source's rows into the same form, for the pids asked about.
+pub fn from_rows(source: Source, rows: &[Row], pids: &BTreeSet<u32>) -> Result<Side> {
+    let mut ours = Vec::new();
+    let mut starts: BTreeMap<u32, BTreeSet<(Option<u64>, u64)>> = BTreeMap::new();
     for row in rows {
-        let pid = number(row, "pid")?.context("a row of process_totals has no pid")?;
+        let pid = number(row, "pid")?.context("a row has no pid")?;
         let pid = u32::try_from(pid).context("a pid is out of range")?;
-        if !processes.contains(&pid) {
+        let kind = row.get("memory_kind").and_then(Value::as_str);
+        if kind == Some("ipc") || !pids.contains(&pid) {
             continue;
         }
-        side.processes.insert(pid);
+        let process_id = number(row, "process_id")?.context("a row has no process_id")?;
+        let start = (number(row, "started")?, process_id);
+        starts.entry(pid).or_default().insert(start);
+        ours.push((pid, start, kind, row));
+    }
+    let mut side = Side::default();
+    for (pid, start, kind, row) in ours {
+        let nth = starts[&pid].iter().take_while(|s| **s < start).count();
+        let life = Life { pid, nth };
         let device = match number(row, "device")? {
             Some(device) => Some(u32::try_from(device).context("a device is out of range")?),
             None => None,
         };
-        let kind = row.get("memory_kind").and_then(Value::as_str);
-        let count = |column: &str| -> Result<u64> {
-            number(row, column)?.with_context(|| format!("{column} of process {pid} is NULL"))
-        };
-        let at_exit = count("exit_frees")?;
-        let at_exit_bytes = count("exit_bytes")?;
-        let totals = Totals {
-            allocations: count("allocations")?,
-            allocated_bytes: count("allocated_bytes")?,
-            frees: (count("frees")? + count("implicit_frees")?).saturating_sub(at_exit),
-            freed_bytes: (count("freed_bytes")? + count("implicit_bytes")?)
-                .saturating_sub(at_exit_bytes),
-            failed_allocations: count("failed_allocations")?,
-            live_at_exit: at_exit,
-            live_at_exit_bytes: at_exit_bytes,
-            peak_bytes: count("peak_bytes")?,
-        };
-        let place = Place {
-            pid,
-            device,
-            memory_kind: kind.unwrap_or("unknown").to_string(),
-        };
-        side.insert(place, totals);
-        side.insert_failed_frees(pid, count("failed_frees")?);
+        for figure in source.figures() {
+            let value = number(row, figure.name)?
+                .with_context(|| format!("{} of process {pid} is NULL", figure.name))?;
+            let place = place(figure, life, device, kind.or(Some("unknown")));
+            side.add(place, figure.name, value);
+        }
     }
     Ok(side)
 }
 
-impl Side {
-    fn insert(&mut self, place: Place, totals: Totals) {
-        if totals != Totals::default() {
-            self.totals.insert(place, totals);
-        }
+fn place(
+    figure: &Figure,
+    life: Life,
+    device: Option<u32>,
+    kind: Option<impl Into<String>>,
+) -> Place {
+    if figure.per_process {
+        return Place {
+            life,
+            device: None,
+            memory_kind: None,
+        };
     }
-
-    fn insert_failed_frees(&mut self, pid: u32, count: u64) {
-        if count > 0 {
-            *self.failed_frees.entry(pid).or_default() += count;
-        }
+    Place {
+        life,
+        device,
+        memory_kind: kind.map(Into::into),
     }
 }
 
 /// Every difference as a line for people; none if the SQL equals the ledger.
 pub fn differences(ledger: &Side, sql: &Side) -> Vec<String> {
     let mut found = Vec::new();
-    for pid in ledger.processes.difference(&sql.processes) {
-        let silent = !ledger.totals.keys().any(|place| place.pid == *pid)
-            && !ledger.failed_frees.contains_key(pid);
-        // A process that never called has no row, and should have none.
-        if !silent {
-            found.push(format!("process {pid} is in the ledger, not in the SQL"));
-        }
+    let known: BTreeSet<Life> = sql.0.keys().map(|place| place.life).collect();
+    let missing: BTreeSet<Life> = ledger.0.keys().map(|place| place.life).collect();
+    let missing: BTreeSet<_> = missing.difference(&known).copied().collect();
+    for life in &missing {
+        found.push(format!("{} is in the ledger, not in SQL", spell(*life)));
     }
-    let places: BTreeSet<&Place> = ledger.totals.keys().chain(sql.totals.keys()).collect();
+    let places: BTreeSet<&Place> = ledger.0.keys().chain(sql.0.keys()).collect();
     for place in places {
-        let truth = ledger.totals.get(place).copied().unwrap_or_default();
-        let answer = sql.totals.get(place).copied().unwrap_or_default();
-        for (what, truth, answer) in columns(&truth, &answer) {
+        if missing.contains(&place.life) {
+            continue;
+        }
+        let of = |side: &Side| side.0.get(place).cloned().unwrap_or_default();
+        let (truth, answer) = (of(ledger), of(sql));
+        let names: BTreeSet<_> = truth.keys().chain(answer.keys()).collect();
+        for name in names {
+            let value = |figures: &BTreeMap<_, _>| figures.get(name).copied().unwrap_or(0);
+            let (truth, answer): (u64, u64) = (value(&truth), value(&answer));
             if truth != answer {
                 found.push(format!(
-                    "{}: {what} {truth} in the ledger, {answer} in SQL",
-                    spell(place)
+                    "{}: {name} {truth} in the ledger, {answer} in SQL",
+                    spell_place(place)
                 ));
             }
-        }
-    }
-    for pid in &ledger.processes {
-        let truth = ledger.failed_frees.get(pid).copied().unwrap_or_default();
-        let answer = sql.failed_frees.get(pid).copied().unwrap_or_default();
-        if truth != answer {
-            found.push(format!(
-                "process {pid}: failed_frees {truth} in the ledger, {answer} in SQL"
-            ));
         }
     }
     found
 }
 
-fn columns(a: &Totals, b: &Totals) -> [(&'static str, u64, u64); 8] {
-    [
-        ("allocations", a.allocations, b.allocations),
-        ("allocated_bytes", a.allocated_bytes, b.allocated_bytes),
-        ("frees", a.frees, b.frees),
-        ("freed_bytes", a.freed_bytes, b.freed_bytes),
-        (
-            "failed_allocations",
-            a.failed_allocations,
-            b.failed_allocations,
-        ),
-        ("live_at_exit", a.live_at_exit, b.live_at_exit),
-        (
-            "live_at_exit_bytes",
-            a.live_at_exit_bytes,
-            b.live_at_exit_bytes,
-        ),
-        ("peak_bytes", a.peak_bytes, b.peak_bytes),
-    ]
+fn spell(life: Life) -> String {
+    match life.nth {
+        0 => format!("process {}", life.pid),
+        nth => format!("process {} (number {} of that pid)", life.pid, nth + 1),
+    }
 }
 
-fn spell(place: &Place) -> String {
-    let mut text = format!("process {}", place.pid);
+fn spell_place(place: &Place) -> String {
+    let mut text = spell(place.life);
+    let Some(kind) = &place.memory_kind else {
+        return text;
+    };
     match place.device {
         Some(device) => {
             // Writing to a String cannot fail.
@@ -234,7 +326,7 @@ fn spell(place: &Place) -> String {
         None => text.push_str(" without a device"),
     }
     text.push(' ');
-    text.push_str(&place.memory_kind);
+    text.push_str(kind);
     text
 }
 
@@ -257,101 +349,4 @@ pub fn number(row: &Row, column: &str) -> Result<Option<u64>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    /// A process that allocated 100 + 50 + 20 bytes on device 1, freed the 100 first, kept the
-    /// rest to its end, failed to allocate once and to free twice (one of them with the device
-    /// unknown). Peak 150: worked out by hand.
-    fn ledger() -> Vec<ProcessLedger> {
-        let zero = json!({
-            "allocations": 0, "failed_allocations": 0, "frees": 0, "failed_frees": 0,
-            "live_count": 0, "live_bytes": 0, "peak_bytes": 0,
-            "allocated_bytes": 0, "freed_bytes": 0
-        });
-        let device = json!({
-            "allocations": 3, "failed_allocations": 1, "frees": 1, "failed_frees": 1,
-            "live_count": 2, "live_bytes": 70, "peak_bytes": 150,
-            "allocated_bytes": 170, "freed_bytes": 100
-        });
-        let mut failed_free = zero.clone();
-        failed_free["failed_frees"] = json!(1);
-        let text = json!([
-            {"pid": 7, "start_ticks": 1, "layer": "driver",
-             "devices": [
-                {"device": 0, "kinds": {"device": failed_free, "pinned_host": zero}},
-                {"device": 1, "kinds": {"device": device}}],
-             "without_device": {"device": zero}},
-            {"pid": 7, "start_ticks": 1, "layer": "runtime", "devices": [], "without_device": {}}
-        ]);
-        serde_json::from_value(text).unwrap()
-    }
-
-    fn rows() -> Vec<Row> {
-        let rows = json!([
-            {"pid": 7, "device": 1, "memory_kind": "device",
-             "allocations": 3, "allocated_bytes": 170, "frees": 1, "freed_bytes": 100,
-             "implicit_frees": 2, "implicit_bytes": 70, "exit_frees": 2, "exit_bytes": 70,
-             "failed_allocations": 1, "failed_frees": 1, "peak_bytes": 150},
-            {"pid": 7, "device": null, "memory_kind": null,
-             "allocations": 0, "allocated_bytes": 0, "frees": 0, "freed_bytes": 0,
-             "implicit_frees": 0, "implicit_bytes": 0, "exit_frees": 0, "exit_bytes": 0,
-             "failed_allocations": 0, "failed_frees": 1, "peak_bytes": 0},
-            {"pid": 8, "device": 0, "memory_kind": "device",
-             "allocations": 9, "allocated_bytes": 9, "frees": 0, "freed_bytes": 0,
-             "implicit_frees": 9, "implicit_bytes": 9, "exit_frees": 9, "exit_bytes": 9,
-             "failed_allocations": 0, "failed_frees": 0, "peak_bytes": 9}
-        ]);
-        serde_json::from_value(rows).unwrap()
-    }
-
-    fn compare(rows: &[Row]) -> Vec<String> {
-        let ledger = from_ledgers(&ledger()).unwrap();
-        let sql = from_rows(rows, &ledger.processes).unwrap();
-        differences(&ledger, &sql)
-    }
-
-    /// Equal sides have no differences; a process without a ledger is not looked at.
-    #[test]
-    fn equal_sides_match() {
-        assert_eq!(compare(&rows()), Vec::<String>::new());
-    }
-
-    /// One more allocation, one byte, one failed free: each is found and named.
-    #[test]
-    fn every_column_is_looked_at() {
-        for column in [
-            "allocations",
-            "allocated_bytes",
-            "frees",
-            "freed_bytes",
-            "exit_frees",
-            "exit_bytes",
-            "failed_allocations",
-            "failed_frees",
-            "peak_bytes",
-        ] {
-            let mut rows = rows();
-            let value = rows[0][column].as_u64().unwrap();
-            rows[0][column] = json!(value + 1);
-            assert!(!compare(&rows).is_empty(), "{column} is not compared");
-        }
-    }
-
-    /// A process the SQL does not know, and a place the ledger does not know, are differences.
-    #[test]
-    fn missing_and_surplus_rows_are_found() {
-        assert!(compare(&[])[0].contains("process 7 is in the ledger"));
-        let mut surplus = rows();
-        surplus[2]["pid"] = json!(7);
-        assert!(!compare(&surplus).is_empty());
-    }
-
-    /// Two lifetimes with one pid cannot be told apart here and are refused.
-    #[test]
-    fn a_reused_pid_is_refused() {
-        let twice = [ledger(), ledger()].concat();
-        assert!(from_ledgers(&twice).is_err());
-    }
-}
+mod tests;

@@ -9,7 +9,6 @@
 //! - a folder belongs to one running system; probes that an earlier one in it left behind (only
 //!   SIGKILL leaves any) are taken out before the next begins.
 
-use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::TcpListener;
@@ -18,63 +17,54 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use vramscope_fakes::ledger::read_ledgers;
+use vramscope_fakes::ledger::{ProcessLedger, read_ledgers};
 
-use crate::children::{Child, output, sleep};
-use crate::compare::{self, Row};
+use crate::children::{Child, output, sleep, tail};
+use crate::compare::{self, Row, Side, Source};
 use crate::project::Project;
+
+mod driver;
+
+pub use driver::Driver;
 
 /// How long a program may take from start to being ready: debug builds on a loaded machine.
 const READY: Duration = Duration::from_secs(120);
 
-/// Where the driver that workloads use comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Driver {
-    /// The stand-in libraries, which keep ledgers.
-    StandIns {
-        /// Folder with the libraries.
-        folder: PathBuf,
-    },
-    /// The machine's own driver and GPU.
-    Real {
-        /// Path of its `libcuda.so.1`.
-        libcuda: PathBuf,
-    },
+/// A program that says when it is ready, and then runs until it is ended.
+#[derive(Debug)]
+struct Server {
+    child: Child,
+    is_ready: bool,
 }
 
-impl Driver {
-    /// The machine's own driver if it has a GPU, else the stand-ins.
-    pub fn detect(project: &Project) -> Self {
-        real_libcuda().map_or_else(
-            || Self::stand_ins(project),
-            |libcuda| Self::Real { libcuda },
-        )
+impl Server {
+    fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        let child = Child::start(name, command, log)?;
+        Ok(Self {
+            child,
+            is_ready: false,
+        })
     }
 
-    /// The stand-ins that the build installed.
-    pub fn stand_ins(project: &Project) -> Self {
-        Self::StandIns {
-            folder: project.standins(),
+    fn wait(&mut self, says_ready: impl Fn(&str) -> bool) -> Result<()> {
+        if !self.is_ready {
+            let is_it = |line: &str| says_ready(line).then_some(());
+            self.child.wait_for_line(READY, is_it)?;
+            self.is_ready = true;
         }
+        Ok(())
     }
-}
 
-/// The driver library of a machine on which the kernel module runs as well.
-fn real_libcuda() -> Option<PathBuf> {
-    if !Path::new("/dev/nvidiactl").exists() {
-        return None;
+    /// Ends it as a crash would; fails if it has ended by itself.
+    fn kill(mut self) -> Result<()> {
+        if let Some(status) = self.child.poll()? {
+            bail!(
+                "it ended by itself ({status}); its log:\n{}",
+                tail(self.child.log(), 30)
+            );
+        }
+        self.child.kill()
     }
-    let folders = [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/local/nvidia/lib64",
-        "/usr/lib",
-    ];
-    folders
-        .iter()
-        .map(|folder| Path::new(folder).join("libcuda.so.1"))
-        .find(|path| path.exists())
 }
 
 /// The running system.
@@ -87,8 +77,8 @@ pub struct System {
     /// Held while the system exists: the folder is ours.
     _lock: File,
     // Dropped in this order: the agent sends what it has while the collector still takes it.
-    agent: Option<Child>,
-    collector: Option<Child>,
+    agent: Option<Server>,
+    collector: Option<Server>,
 }
 
 impl System {
@@ -161,10 +151,17 @@ impl System {
             Driver::Real { libcuda } => (vec![libcuda.clone()], None),
         };
         let libraries: Vec<String> = libraries.into_iter().map(path).collect();
+        // The ledgers are of these alone; other programs that use stand-ins, such as another
+        // test's, are not this system's business.
+        let only = match &self.driver {
+            Driver::StandIns { .. } => vec![path(self.project.target.join("*"))],
+            Driver::Real { .. } => Vec::new(),
+        };
         let mut lines = vec![
             format!("spool = {}", path(self.folder.join("spool"))),
             format!("collector = {}", text(&self.url())),
             format!("libraries = [{}]", libraries.join(", ")),
+            format!("only_libraries = [{}]", only.join(", ")),
             format!("pin_path = {}", path(self.pin_path())),
             // Short, so that a demo of seconds has samples and windows to show.
             "sample_interval = \"500ms\"".to_string(),
@@ -179,7 +176,7 @@ impl System {
 
     /// Where this system's probes are pinned: its own, so that several systems do not meet, and
     /// the same for the same folder, so that leftovers are found.
-    fn pin_path(&self) -> PathBuf {
+    pub fn pin_path(&self) -> PathBuf {
         let mut hasher = DefaultHasher::new();
         self.folder.hash(&mut hasher);
         PathBuf::from(format!("/sys/fs/bpf/vramscope-{:016x}", hasher.finish()))
@@ -187,6 +184,12 @@ impl System {
 
     /// Starts the collector, or starts it again on the same folder and port.
     pub fn start_collector(&mut self) -> Result<()> {
+        self.launch_collector()?;
+        self.wait_for_collector()
+    }
+
+    /// The same, without waiting until it listens.
+    pub fn launch_collector(&mut self) -> Result<()> {
         let mut command = self.program("vramscope-collector");
         command
             .arg("serve")
@@ -194,25 +197,39 @@ impl System {
             .arg(self.data())
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
             .args(["--commit-interval", "250ms"]);
-        let mut collector = Child::start("collector", &mut command, &self.log("collector"))?;
-        collector.wait_for_line(READY, |line| {
-            line.starts_with("listening on ").then_some(())
-        })?;
-        self.collector = Some(collector);
+        let log = self.log("collector");
+        self.collector = Some(Server::start("collector", &mut command, &log)?);
         Ok(())
+    }
+
+    /// Waits until the collector listens.
+    pub fn wait_for_collector(&mut self) -> Result<()> {
+        let collector = self.collector.as_mut().context("no collector runs")?;
+        collector.wait(|line| line.starts_with("listening on "))
     }
 
     /// Starts the agent and waits until its probes are in place.
     pub fn start_agent(&mut self) -> Result<()> {
+        self.launch_agent()?;
+        self.wait_for_agent()
+    }
+
+    /// The same, without waiting.
+    pub fn launch_agent(&mut self) -> Result<()> {
         let mut command = self.program("vramscope-agent");
         command
             .arg("serve")
             .arg("--config")
             .arg(self.agent_config());
-        let mut agent = Child::start("agent", &mut command, &self.log("agent"))?;
-        agent.wait_for_line(READY, |line| (line == "ready").then_some(()))?;
-        self.agent = Some(agent);
+        let log = self.log("agent");
+        self.agent = Some(Server::start("agent", &mut command, &log)?);
         Ok(())
+    }
+
+    /// Waits until the agent's probes are in place.
+    pub fn wait_for_agent(&mut self) -> Result<()> {
+        let agent = self.agent.as_mut().context("no agent runs")?;
+        agent.wait(|line| line == "ready")
     }
 
     /// Starts a workload on this system's driver.
@@ -226,7 +243,17 @@ impl System {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Child> {
-        let mut command = self.program("vramscope-workload");
+        self.start_program("vramscope-workload", arguments, environment)
+    }
+
+    /// Starts a program of the workspace on this system's driver.
+    pub fn start_program(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Child> {
+        let mut command = self.program(program);
         command.args(arguments);
         if let Driver::StandIns { folder } = &self.driver {
             command
@@ -248,7 +275,7 @@ impl System {
     /// Stops the agent in order: it drains its probes, writes and sends what it has.
     pub fn stop_agent(&mut self) -> Result<()> {
         match self.agent.take() {
-            Some(agent) => agent.stop(),
+            Some(agent) => agent.child.stop(),
             None => Ok(()),
         }
     }
@@ -256,7 +283,7 @@ impl System {
     /// Stops the collector in order: it commits what its log holds.
     pub fn stop_collector(&mut self) -> Result<()> {
         match self.collector.take() {
-            Some(collector) => collector.stop(),
+            Some(collector) => collector.child.stop(),
             None => Ok(()),
         }
     }
@@ -264,7 +291,7 @@ impl System {
     /// Ends the agent as a crash would.
     pub fn kill_agent(&mut self) -> Result<()> {
         match self.agent.take() {
-            Some(agent) => agent.kill(),
+            Some(agent) => agent.kill().context("failed to kill the agent"),
             None => bail!("no agent runs"),
         }
     }
@@ -272,7 +299,7 @@ impl System {
     /// Ends the collector as a crash would.
     pub fn kill_collector(&mut self) -> Result<()> {
         match self.collector.take() {
-            Some(collector) => collector.kill(),
+            Some(collector) => collector.kill().context("failed to kill the collector"),
             None => bail!("no collector runs"),
         }
     }
@@ -297,11 +324,16 @@ impl System {
         parse_rows(&output.stdout)
     }
 
-    /// Processes that have a ledger.
+    /// The books of this system's workloads.
+    pub fn read_ledgers(&self) -> Result<Vec<ProcessLedger>> {
+        Ok(read_ledgers(&self.ledgers())?)
+    }
+
+    /// Processes that have something in their ledger; a pid that two had stands here twice.
     pub fn ledger_pids(&self) -> Result<Vec<u32>> {
-        let ledgers = read_ledgers(&self.ledgers())?;
-        let pids: BTreeSet<u32> = ledgers.iter().map(|ledger| ledger.pid).collect();
-        Ok(pids.into_iter().collect())
+        let ledgers = self.read_ledgers()?;
+        let lives = compare::lives(&ledgers)?;
+        Ok(lives.iter().map(|(life, _)| life.pid).collect())
     }
 
     /// Waits until the tables know of the end of every one of these processes: their last rows
@@ -332,18 +364,30 @@ impl System {
         }
     }
 
-    /// Compares the SQL with the ledgers; every difference as a line.
+    /// Compares `process_totals` with the ledgers; every difference as a line.
     pub fn differences(&self) -> Result<Vec<String>> {
-        let ledger = compare::from_ledgers(&read_ledgers(&self.ledgers())?)?;
-        if ledger.totals.is_empty() {
+        self.differences_in(Source::Totals)
+    }
+
+    /// Compares one of the sources with the ledgers.
+    pub fn differences_in(&self, source: Source) -> Result<Vec<String>> {
+        let (ledger, sql) = self.sides(source)?;
+        Ok(compare::differences(&ledger, &sql))
+    }
+
+    /// What the ledgers say, and what the SQL says of the same processes.
+    pub fn sides(&self, source: Source) -> Result<(Side, Side)> {
+        let ledgers = self.read_ledgers()?;
+        let ledger = compare::from_ledgers(source, &ledgers)?;
+        if ledger.is_empty() {
             bail!(
                 "the ledgers in {} are empty: the workload did not reach the stand-ins",
                 self.ledgers().display()
             );
         }
-        let rows = self.query(compare::TOTALS_SQL)?;
-        let sql = compare::from_rows(&rows, &ledger.processes)?;
-        Ok(compare::differences(&ledger, &sql))
+        let pids = ledgers.iter().map(|ledger| ledger.pid).collect();
+        let sql = compare::from_rows(source, &self.query(source.sql())?, &pids)?;
+        Ok((ledger, sql))
     }
 
     /// Waits until the SQL equals the ledgers; gives the differences that are left at the limit.

@@ -318,7 +318,7 @@ impl Engine {
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
             Event::Exec { tgid, seq, at_ns } => {
-                self.retire_predecessor(*tgid);
+                self.retire_predecessor(*tgid, true);
                 let before = self.rows.alloc_events.len();
                 self.with_desk(|ledger, desk| ledger.replaced(*tgid, *seq, *at_ns, desk));
                 self.card_of.borrow_mut().clear();
@@ -346,7 +346,7 @@ impl Engine {
         self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
         match self.ledger.get(call.tgid) {
-            Some(process) if process.exiting.is_some() => self.retire_predecessor(call.tgid),
+            Some(process) if process.exiting.is_some() => self.retire_predecessor(call.tgid, false),
             _ => {}
         }
         if self.ledger.get(call.tgid).is_none() {

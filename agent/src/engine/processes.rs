@@ -58,14 +58,16 @@ impl Engine {
         }
     }
 
-    /// Ends a process whose pid another one has by now. While no agent ran, a process may have
-    /// ended and its pid been given out again; the ring then holds events of both.
-    pub(super) fn retire_predecessor(&mut self, pid: u32) {
+    /// Ends a process whose pid another one has by now. While no agent ran, or it was busy, a
+    /// process may have ended and its pid been given out again; the ring then holds events of both.
+    /// `executes`: a program begins in the process, which after its leader's exit is as good as
+    /// always another one. If nobody has the pid any more, nothing else tells the two apart.
+    pub(super) fn retire_predecessor(&mut self, pid: u32, executes: bool) {
         let Some(old) = self.ledger.get(pid).filter(|old| old.exiting.is_some()) else {
             return;
         };
         // A process that is gone may have events of its last threads to come.
-        if StartTime::of(pid).is_some_and(|start| start != old.start) {
+        if StartTime::of(pid).map_or(executes, |start| start != old.start) {
             self.end_process(pid);
         }
     }

@@ -43,7 +43,9 @@ impl Host {
 }
 
 /// When a process started: clock ticks since boot, field 22 of `/proc/PID/stat`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub struct StartTime(pub u64);
 
 impl StartTime {

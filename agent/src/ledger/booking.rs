@@ -66,8 +66,8 @@ impl Ledger {
         let call = turn.call;
         if !turn.succeeded() {
             row.bytes = Some(0);
+            self.count_failure(turn, kind, row.device, true);
             desk.rows.push(row);
-            self.count_failure(turn, kind, true);
             return;
         }
         // A zero-sized allocation succeeds and gives no memory.
@@ -176,9 +176,11 @@ impl Ledger {
         if !turn.succeeded() {
             row.bytes = Some(0);
         }
+        let device = row.device;
         desk.rows.push(row);
         if !turn.succeeded() {
-            self.count_failure(turn, live.map_or(kind, |allocation| allocation.kind), false);
+            let kind = live.map_or(kind, |allocation| allocation.kind);
+            self.count_failure(turn, kind, device, false);
         } else if ends && live.is_some() {
             self.commit(call.tgid, What::Gone { key });
         }
@@ -203,14 +205,20 @@ impl Ledger {
         self.commit(pid, What::Gone { key });
     }
 
-    /// A chain failed; counted where it began.
-    pub(super) fn count_failure(&mut self, turn: Turn<'_>, kind: MemoryKind, begins: bool) {
+    /// A chain failed; counted where it began, for the device of its row.
+    pub(super) fn count_failure(
+        &mut self,
+        turn: Turn<'_>,
+        kind: MemoryKind,
+        device: Option<i32>,
+        begins: bool,
+    ) {
         if !turn.is_outermost() {
             return;
         }
         let pid = turn.call.tgid;
         let place = super::Place {
-            device: device_of(&self.processes[&pid], turn.ordered, turn.call),
+            device,
             kind,
             is_driver: turn.is_driver(),
         };

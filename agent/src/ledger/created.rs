@@ -65,10 +65,11 @@ impl Ledger {
         row.device = memory
             .and_then(|memory| process.live.get(&(Space::Physical, memory)))
             .and_then(|allocation| allocation.device());
-        row.gpu_uuid = (desk.card)(process, row.device);
+        let device = row.device;
+        row.gpu_uuid = (desk.card)(process, device);
         desk.rows.push(row);
         if !turn.succeeded() {
-            self.count_failure(turn, MemoryKind::VmmPhysical, true);
+            self.count_failure(turn, MemoryKind::VmmPhysical, device, true);
         } else if let (Some(handle), Some(memory)) = (call.out, memory) {
             self.commit(call.tgid, What::Vmm(VmmChange::Retained { handle, memory }));
         }
@@ -86,7 +87,7 @@ impl Ledger {
         let known = call.out.and_then(|handle| process.vmm.memory(handle));
         desk.rows.push(row);
         if !turn.succeeded() {
-            self.count_failure(turn, MemoryKind::VmmPhysical, true);
+            self.count_failure(turn, MemoryKind::VmmPhysical, None, true);
         } else if let Some(handle) = call.out {
             let change = match known {
                 // What this process exported itself may come back under the handle it has.
@@ -122,12 +123,13 @@ impl Ledger {
                 row.device = memory
                     .and_then(|memory| process.live.get(&(Space::Physical, memory)))
                     .and_then(|allocation| allocation.device());
-                row.gpu_uuid = (desk.card)(process, row.device);
+                let device = row.device;
+                row.gpu_uuid = (desk.card)(process, device);
                 let knows = !turn.succeeded() || (memory.is_some() && ended.is_none());
                 row.bytes = knows.then_some(0);
                 desk.rows.push(row);
                 if !turn.succeeded() {
-                    self.count_failure(turn, MemoryKind::VmmPhysical, false);
+                    self.count_failure(turn, MemoryKind::VmmPhysical, device, false);
                 }
             }
         }
@@ -209,11 +211,12 @@ impl Ledger {
         let address = if opens { call.out } else { Some(call.args[0]) };
         row.address = address.map(|address| address as i64);
         row.bytes = if turn.succeeded() { None } else { Some(0) };
-        row.device = device_of(process, turn.ordered, call);
-        row.gpu_uuid = (desk.card)(process, row.device);
+        let device = device_of(process, turn.ordered, call);
+        row.device = device;
+        row.gpu_uuid = (desk.card)(process, device);
         desk.rows.push(row);
         if !turn.succeeded() {
-            self.count_failure(turn, kind, opens);
+            self.count_failure(turn, kind, device, opens);
         }
     }
 }

@@ -51,11 +51,12 @@ impl Ledger {
                 row.memory_kind = Some(MemoryKind::Pool.name());
                 row.pool = Some(call.args[0] as i64);
                 row.device = process.pools.get(&call.args[0]).and_then(|is| is.device);
-                row.gpu_uuid = (desk.card)(process, row.device);
+                let device = row.device;
+                row.gpu_uuid = (desk.card)(process, device);
                 row.bytes = if turn.succeeded() { None } else { Some(0) };
                 desk.rows.push(row);
                 if !turn.succeeded() {
-                    self.count_failure(turn, MemoryKind::Pool, false);
+                    self.count_failure(turn, MemoryKind::Pool, device, false);
                 }
                 return;
             }

@@ -58,24 +58,23 @@ pub struct Process {
 
 impl Process {
     /// Asks `/proc` who this is. Of a process that is gone already, what was `seen` of it earlier
-    /// tells, and else what its events do.
+    /// tells, and else what its events do. Whoever started after the event is not who made it: the
+    /// pid has been given out again.
     pub fn discover(
         host: &Host,
         pid: u32,
         at_monotonic_ns: u64,
         seen: Option<(StartTime, Program)>,
     ) -> Self {
-        let (start, program) = match (StartTime::of(pid), seen) {
+        let boot_offset = clock::boottime_ns().saturating_sub(clock::monotonic_ns());
+        let event = StartTime::from_boottime_ns(at_monotonic_ns + boot_offset);
+        let now = StartTime::of(pid).filter(|start| *start <= event);
+        let seen = seen.filter(|(start, _)| *start <= event);
+        let (start, program) = match (now, seen) {
             // A program seen before may have been replaced by another since.
             (Some(start), _) => (start, Program::of(pid)),
             (None, Some(seen)) => seen,
-            (None, None) => {
-                let boot_offset = clock::boottime_ns().saturating_sub(clock::monotonic_ns());
-                (
-                    StartTime::from_boottime_ns(at_monotonic_ns + boot_offset),
-                    Program::default(),
-                )
-            }
+            (None, None) => (event, Program::default()),
         };
         Self {
             pid,

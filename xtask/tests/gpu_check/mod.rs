@@ -9,7 +9,7 @@ use serde_json::Value;
 use xtask::commands::gpu_check;
 use xtask::project::Project;
 
-use crate::{ONE_AT_A_TIME, cannot_run};
+use crate::bench::{cannot_run, take_turn};
 
 /// Must pass on the stand-ins.
 const PASS: [&str; 6] = [
@@ -36,9 +36,7 @@ fn the_report_has_its_shape_and_passes_what_it_can() {
         let _ = writeln!(std::io::stderr(), "SKIPPED gpu-check: {reason}");
         return;
     }
-    let _turn = ONE_AT_A_TIME
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _turn = take_turn();
     let folder = tempfile::tempdir().unwrap();
     let check = folder.path().join("gpu-check");
     gpu_check::prepare(&project.binary("vramscope-agent"), &check).unwrap();

@@ -174,8 +174,9 @@ impl Discovery {
         }
     }
 
-    /// A process is gone.
+    /// A process is gone. What was seen of it is forgotten at once: its pid may be another's.
     pub fn gone(&self, pid: u32) {
+        self.known().processes.remove(&pid);
         self.ask(Request::Gone(pid));
     }
 

@@ -242,6 +242,26 @@ fn freeing_null_is_nothing_and_zero_bytes_are_no_memory() {
     );
 }
 
+/// A pid given out again: events of the first process are read when `/proc` knows the second.
+#[test]
+fn who_started_after_an_event_did_not_make_it() {
+    let pid = std::process::id();
+    let start = StartTime::of(pid).unwrap();
+    let now_ns = crate::host::clock::monotonic_ns();
+    let discover = |at_ns, seen| Process::discover(&host(), pid, at_ns, seen);
+    assert_eq!(discover(now_ns, None).start, start);
+    let program = Program {
+        exe: Some("/first".into()),
+        ..Program::default()
+    };
+    let early = discover(1, Some((start, program.clone())));
+    assert!(early.start < start, "{:?}", early.start);
+    assert_eq!(early.program, Program::default());
+    // What was seen of the first one itself tells.
+    let early = discover(1, Some((StartTime(0), program.clone())));
+    assert_eq!((early.start, early.program), (StartTime(0), program));
+}
+
 #[test]
 fn an_exit_frees_what_lives() {
     let mut ledger = new_ledger();
