@@ -30,9 +30,9 @@ extern "C" fn gives(_out: *const u64, _size: u64) -> i32 {
 
 /// The same, with another call of it inside, `depth` deep.
 #[inline(never)]
-extern "C" fn nests(out: *const u64, depth: u64) -> i32 {
+extern "C" fn nests(_out: *const u64, depth: u64) -> i32 {
     if depth > 1 {
-        std::hint::black_box(nests(out, depth - 1));
+        std::hint::black_box(nests(std::ptr::null(), depth - 1));
     }
     std::hint::black_box(0)
 }

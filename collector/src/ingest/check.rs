@@ -176,9 +176,8 @@ fn rows_within(
 
 /// The footer may lie, which is why the rows are counted again; an honest one saves the work.
 fn footer(parquet: &Bytes, announced_rows: u64, max_decoded_bytes: u64) -> Result<(), Reject> {
-    let footer = parquet_file::survive(|| {
-        Ok(ParquetMetaDataReader::new().parse_and_finish(parquet)?)
-    })?;
+    let footer =
+        parquet_file::survive(|| Ok(ParquetMetaDataReader::new().parse_and_finish(parquet)?))?;
     let rows = u64::try_from(footer.file_metadata().num_rows()).unwrap_or(u64::MAX);
     if rows > MAX_ROWS {
         return Err(Reject::ManyRows(rows));

@@ -49,8 +49,16 @@ enum Step {
     Ipc,
 }
 
-/// Driver function, runtime function, kind, function that ends it and the runtime's.
-const WAYS: [(&str, Option<&str>, &str, &str, Option<&str>); 5] = [
+/// Driver function, runtime function if there is one, kind, and the functions that end it.
+type Way = (
+    &'static str,
+    Option<&'static str>,
+    &'static str,
+    &'static str,
+    Option<&'static str>,
+);
+
+const WAYS: [Way; 5] = [
     (
         "cuMemAlloc_v2",
         Some("cudaMalloc"),

@@ -241,9 +241,9 @@ impl Driver {
 
     /// On the default stream.
     pub fn allocate_async(&self, bytes: usize) -> anyhow::Result<usize> {
+        let function = self.functions.mem_alloc_async;
         // SAFETY: one output, a plain number, the default stream.
-        let made =
-            output!(|address| unsafe { (self.functions.mem_alloc_async)(address, bytes, 0) });
+        let made = output!(|address| unsafe { function(address, bytes, 0) });
         self.expect("cuMemAllocAsync", made)
     }
 
