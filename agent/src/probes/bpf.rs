@@ -12,7 +12,6 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -29,7 +28,7 @@ use tracing::{info, warn};
 use super::channel::Channel;
 use super::hooks::{HOOKS, Layer};
 use super::multi::{self, Site};
-use super::site;
+use super::site::{Chosen, choose_sites};
 use crate::host::bpffs;
 use crate::host::library::{FileId, Library};
 
@@ -536,47 +535,7 @@ impl Probes {
     }
 }
 
-/// Where to probe, and names that are other names of code probed already.
-struct Chosen {
-    sites: Vec<(&'static str, Site)>,
-    same_code: HashMap<&'static str, &'static str>,
-}
-
-/// One site for each function; of two names for the same code the first in the table, since two
-/// probes there would see every call twice.
-fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u64>) -> Chosen {
-    let file = fs::File::open(&library.open_path).ok();
-    let mut chosen = Chosen {
-        sites: Vec::new(),
-        same_code: HashMap::new(),
-    };
-    let mut taken = HashMap::new();
-    for (index, hook) in hooks_of(library.layer) {
-        let Some(start) = symbols.get(hook.symbol) else {
-            continue;
-        };
-        if let Some(twin) = taken.get(start) {
-            chosen.same_code.insert(hook.symbol, *twin);
-            continue;
-        }
-        taken.insert(*start, hook.symbol);
-        let mut code = [0; site::PREFIX];
-        let is_read = file
-            .as_ref()
-            .is_some_and(|file| file.read_exact_at(&mut code, *start).is_ok());
-        let displacement = if is_read {
-            site::displacement(&code)
-        } else {
-            0
-        };
-        let offset = start + displacement;
-        let cookie = hook.cookie(index);
-        chosen.sites.push((hook.symbol, Site { offset, cookie }));
-    }
-    chosen
-}
-
-fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {
+pub(super) fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {
     (0u16..)
         .zip(HOOKS)
         .filter(move |(_, hook)| hook.layer == layer)

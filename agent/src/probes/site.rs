@@ -7,6 +7,14 @@
 //! when it is reached nothing but the flags has changed: registers and stack are as at entry. So
 //! the probe goes there.
 
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use super::bpf::hooks_of;
+use super::multi::Site;
+use crate::host::library::Library;
+
 /// Bytes of a function that [`displacement`] needs.
 pub const PREFIX: usize = 12;
 
@@ -20,6 +28,42 @@ const BRANCH: u8 = 0x74;
 pub fn displacement(code: &[u8]) -> u64 {
     let guarded = code.starts_with(&COMPARE) && code.get(COMPARE_BYTES) == Some(&BRANCH);
     if guarded { COMPARE_BYTES as u64 } else { 0 }
+}
+
+/// Where to probe, and names that are other names of code probed already.
+pub(super) struct Chosen {
+    pub sites: Vec<(&'static str, Site)>,
+    pub same_code: HashMap<&'static str, &'static str>,
+}
+
+/// One site for each function; of two names for the same code the first in the table, since two
+/// probes there would see every call twice.
+pub(super) fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u64>) -> Chosen {
+    let file = fs::File::open(&library.open_path).ok();
+    let mut chosen = Chosen {
+        sites: Vec::new(),
+        same_code: HashMap::new(),
+    };
+    let mut taken = HashMap::new();
+    for (index, hook) in hooks_of(library.layer) {
+        let Some(start) = symbols.get(hook.symbol) else {
+            continue;
+        };
+        if let Some(twin) = taken.get(start) {
+            chosen.same_code.insert(hook.symbol, *twin);
+            continue;
+        }
+        taken.insert(*start, hook.symbol);
+        let mut code = [0; PREFIX];
+        let is_read = file
+            .as_ref()
+            .is_some_and(|file| file.read_exact_at(&mut code, *start).is_ok());
+        let displacement = if is_read { displacement(&code) } else { 0 };
+        let offset = start + displacement;
+        let cookie = hook.cookie(index);
+        chosen.sites.push((hook.symbol, Site { offset, cookie }));
+    }
+    chosen
 }
 
 #[cfg(test)]
