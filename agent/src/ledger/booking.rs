@@ -80,8 +80,16 @@ impl Ledger {
             return;
         };
         let key = (space, address);
+        let here = self.processes[&call.tgid].live.get(&key).copied();
+        // What the driver gave out at this address while this call of the runtime lasted is what
+        // the call gives: its own nested call, which could not be waited for any longer.
+        let during = call.enter_ns..=call.exit_ns;
+        if here.is_some_and(|a| a.is_driver && !turn.is_driver() && during.contains(&a.effect_ns)) {
+            desk.rows.push(row);
+            return;
+        }
         // Memory cannot be given out twice: the free of what was here has not been seen.
-        if self.processes[&call.tgid].live.contains_key(&key) {
+        if here.is_some() {
             self.end_implicitly(
                 call.tgid,
                 key,

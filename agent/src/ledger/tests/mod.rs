@@ -120,6 +120,27 @@ fn of_a_chain_the_driver_row_counts() {
     );
 }
 
+/// The runtime's call took so long to return that its nested call was not waited for.
+#[test]
+fn a_nested_call_that_came_alone_is_still_the_one_that_counts() {
+    let mut ledger = new_ledger();
+    let driver = call("cuMemAlloc_v2", 1, [0, 100], Some(0x1000), 0);
+    assert!(apply(&mut ledger, &driver, false)[0].counted);
+    let mut runtime = call("cudaMalloc", 2, [0, 100], Some(0x1000), 0);
+    runtime.enter_ns = driver.enter_ns - 1;
+    let rows = apply(&mut ledger, &runtime, false);
+    assert_eq!((rows.len(), rows[0].counted), (1, false));
+    assert_eq!(live(&ledger), (100, 1));
+    // The next one at that address, whose predecessor's free was lost, is another.
+    let rows = apply(
+        &mut ledger,
+        &call("cudaMalloc", 3, [0, 50], Some(0x1000), 0),
+        false,
+    );
+    assert_eq!((rows[0].api, rows[1].counted), ("address_reuse", true));
+    assert_eq!(live(&ledger), (50, 1));
+}
+
 #[test]
 fn failures_are_rows_and_not_memory() {
     let mut ledger = new_ledger();
