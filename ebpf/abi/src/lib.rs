@@ -191,8 +191,8 @@ pub enum Loss {
     ThreadsFull = 1,
     /// More than [`MAX_DEPTH`] calls nested: the innermost was not seen.
     TooDeep = 2,
-    /// A call was entered and never returned to its caller (longjmp). What a thread was in when
-    /// it died is not counted: its process's end frees all.
+    /// A call was entered and never returned to its caller: longjmp, an exception through a
+    /// callback, a thread or program that ended inside.
     MissedReturn = 3,
     /// A call returned whose entry was not seen (it was under way when the probe came).
     MissedEntry = 4,
