@@ -24,7 +24,7 @@ impl Engine {
         for pid in gone {
             // Its last events may wait behind another process's call that is under way.
             if !self.orderer.concerns(pid) {
-                self.end_process(pid);
+                self.end_process(pid, ROWS_PER_FLUSH);
             }
         }
     }
@@ -68,16 +68,17 @@ impl Engine {
         };
         // A process that is gone may have events of its last threads to come.
         if StartTime::of(pid).map_or(executes, |start| start != old.start) {
-            self.end_process(pid);
+            // In one piece: the event at hand is in no journal yet, so nothing may be written now.
+            self.end_process(pid, usize::MAX);
         }
     }
 
-    fn end_process(&mut self, pid: u32) {
+    /// `piece`: after how many allocations' ends their rows are written.
+    fn end_process(&mut self, pid: u32, piece: usize) {
         let now_ns = clock::monotonic_ns();
         loop {
             let before = self.rows.alloc_events.len();
-            let is_over =
-                self.with_desk(|ledger, desk| ledger.end_some(pid, now_ns, ROWS_PER_FLUSH, desk));
+            let is_over = self.with_desk(|ledger, desk| ledger.end_some(pid, now_ns, piece, desk));
             self.told_of_rows(before, true);
             if is_over {
                 break;

@@ -85,6 +85,8 @@ impl Process {
             }
             What::Owner { name } => self.owners.push(*name),
             What::Born { key, allocation } => {
+                // A restart must not put the end of a process before what it allocated.
+                self.last_seq = self.last_seq.max(allocation.seq);
                 self.rollup.born(allocation);
                 self.live.insert(*key, *allocation);
             }

@@ -317,6 +317,24 @@ fn an_exit_frees_what_lives() {
     assert!(ledger.end(PID, 0).is_some() && ledger.end(PID, 0).is_none());
 }
 
+/// The exit's record was lost and the agent restarted in between: the end still comes last.
+#[test]
+fn an_exit_comes_after_what_was_allocated_whatever_restarted() {
+    let mut ledger = new_ledger();
+    for (seq, address) in [(5, 0x1000), (9, 0x2000)] {
+        let alloc = call("cuMemAlloc_v2", seq, [0, 8], Some(address), 0);
+        apply(&mut ledger, &alloc, false);
+    }
+    let changes = ledger.take_changes();
+    let mut ledger = new_ledger();
+    changes.iter().for_each(|change| ledger.restore(change));
+    ledger.restored();
+    let rows = rows_of(&mut ledger, |ledger, desk| {
+        assert!(ledger.end_some(PID, 1000, usize::MAX, desk));
+    });
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.seq >= 9));
+}
+
 #[test]
 fn a_context_takes_its_memory_along() {
     let mut ledger = new_ledger();

@@ -2,8 +2,9 @@
 //! checkout and are fetched from where everybody gets them: the wheels by pip, the driver by apt.
 //!
 //! Of each package one file is kept and its version, in a folder that appears by one rename: a
-//! fetch that was interrupted leaves nothing that looks whole. The newest version is fetched once;
-//! remove the folder to get a newer one.
+//! fetch that was interrupted leaves nothing that looks whole. Wheels have a fixed version, so that
+//! the vendor's next release fails nobody's tests: raise it here, and see what is new. Of the driver
+//! the distribution has one version.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,10 +18,10 @@ use super::apt;
 
 /// Packages, and how the name of the file that matters begins.
 const PACKAGES: [(&str, &str); 5] = [
-    ("nvidia-cuda-runtime", "libcudart.so."),
-    ("nvidia-cuda-runtime-cu12", "libcudart.so."),
-    ("nvidia-cuda-cupti", "libcupti.so."),
-    ("nvidia-cuda-cupti-cu12", "libcupti.so."),
+    ("nvidia-cuda-runtime==13.5.37", "libcudart.so."),
+    ("nvidia-cuda-runtime-cu12==12.9.79", "libcudart.so."),
+    ("nvidia-cuda-cupti==13.5.25", "libcupti.so."),
+    ("nvidia-cuda-cupti-cu12==12.9.79", "libcupti.so."),
     (apt::DRIVER, "libcuda.so."),
 ];
 
