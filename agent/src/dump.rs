@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::host::identity::Host;
     use crate::spool::folder::write_trace_file;
-    use crate::spool::rows::samples;
+    use crate::spool::samples;
     use crate::spool::tables::Origin;
 
     #[test]

@@ -270,7 +270,9 @@ impl Spool {
             Table::HostBuffers => self.dropped.add(table, take(&mut rows.host_buffers)),
             Table::StackWindows => self.dropped.add(table, take(&mut rows.stack_windows)),
             Table::DeviceWindows => self.dropped.add(table, take(&mut rows.device_windows)),
-            Table::AllocEvents | Table::AgentWindows => {}
+            Table::AllocatorSamples => self.dropped.add(table, take(&mut rows.allocator_samples)),
+            Table::Segments => self.dropped.add(table, take(&mut rows.segments)),
+            Table::AllocEvents | Table::AgentWindows | Table::Traffic => {}
         }
         Ok(())
     }

@@ -231,7 +231,7 @@ pub fn bytes(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spool::rows::samples;
+    use crate::spool::samples;
 
     fn row(op: &'static str, bytes: i64, seq: i64) -> AllocRow {
         AllocRow {

@@ -125,6 +125,8 @@ impl Engine {
             ended_ns,
             container: process.program.container.clone(),
             coverage,
+            framework: None,
+            framework_version: None,
         });
     }
 }

@@ -6,4 +6,6 @@ pub mod journal;
 pub mod requeue;
 pub mod room;
 pub mod rows;
+#[cfg(test)]
+pub mod samples;
 pub mod tables;

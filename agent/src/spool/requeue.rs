@@ -134,7 +134,7 @@ mod tests {
             agent_id: "a",
             batch_seq: seq as i64,
         };
-        let rows = super::super::rows::samples::one_of_each();
+        let rows = super::super::samples::one_of_each();
         let bytes = folder::encode(Table::AllocEvents, &rows, origin).unwrap();
         fs::write(
             folder::spool_path(&rejected, seq, Table::AllocEvents),

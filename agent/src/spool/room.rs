@@ -45,7 +45,7 @@ pub enum Class {
 /// The share of a table.
 pub fn class(table: Table) -> Class {
     match table {
-        Table::AllocEvents | Table::HostBuffers | Table::Devices => Class::Raw,
+        Table::AllocEvents | Table::HostBuffers | Table::Devices | Table::Segments => Class::Raw,
         Table::AgentWindows => Class::Always,
         // Roll-ups, stacks, processes.
         _ => Class::Small,
@@ -62,6 +62,8 @@ pub fn cause(table: Table) -> &'static str {
         "stacks" => "spool_full_stacks",
         "stack_windows" => "spool_full_stack_windows",
         "device_windows" => "spool_full_device_windows",
+        "allocator_samples" => "spool_full_allocator_samples",
+        "segments" => "spool_full_segments",
         _ => "spool_full_other",
     }
 }

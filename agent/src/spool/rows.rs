@@ -37,6 +37,10 @@ pub struct AllocRow {
     pub alloc_stack_id: Option<i64>,
     pub lifetime_ns: Option<i64>,
     pub seq: i64,
+    pub segment_address: Option<i64>,
+    pub allocator_allocated_bytes: Option<i64>,
+    pub allocator_reserved_bytes: Option<i64>,
+    pub device_free_bytes: Option<i64>,
 }
 
 /// One frame of a stack.
@@ -70,6 +74,9 @@ pub struct ProcessRow {
     pub ended_ns: Option<i64>,
     pub container: crate::host::container::Container,
     pub coverage: Vec<crate::host::discovery::Coverage>,
+    /// The framework whose allocator is traced, and its version.
+    pub framework: Option<&'static str>,
+    pub framework_version: Option<String>,
 }
 
 /// A row of `devices`.
@@ -141,6 +148,78 @@ pub struct DeviceWindowRow {
     pub pool_reserved_bytes: Option<i64>,
 }
 
+/// What rows of `allocator_samples` and `segments` have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleOf {
+    pub ts_ns: i64,
+    pub process_id: i64,
+    pub pid: u32,
+    pub gpu_uuid: Option<Arc<str>>,
+    pub device: Option<i32>,
+    pub framework: &'static str,
+    pub source: &'static str,
+    pub reason: &'static str,
+    pub snapshot_id: i64,
+}
+
+/// A row of `allocator_samples`; what is not known is `None`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllocatorSampleRow {
+    pub of: SampleOf,
+    pub allocated_bytes: Option<i64>,
+    pub reserved_bytes: Option<i64>,
+    pub active_bytes: Option<i64>,
+    pub requested_bytes: Option<i64>,
+    pub peak_allocated_bytes: Option<i64>,
+    pub peak_reserved_bytes: Option<i64>,
+    pub retries: Option<i64>,
+    pub ooms: Option<i64>,
+    pub largest_free_block_bytes: Option<i64>,
+    pub releasable_bytes: Option<i64>,
+    pub stranded_bytes: Option<i64>,
+    pub segment_count: Option<i64>,
+    pub block_count: Option<i64>,
+    pub device_free_bytes: Option<i64>,
+    pub tried_bytes: Option<i64>,
+    pub lossy: bool,
+    pub settings: Option<String>,
+}
+
+/// A row of `segments`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentRow {
+    pub of: SampleOf,
+    pub memory_kind: &'static str,
+    pub pool: Option<String>,
+    pub segment_type: Option<&'static str>,
+    pub stream: Option<i64>,
+    pub expandable: bool,
+    pub address: i64,
+    pub bytes: i64,
+    pub allocated_bytes: i64,
+    pub active_bytes: Option<i64>,
+    pub requested_bytes: Option<i64>,
+    pub largest_free_block_bytes: i64,
+    pub releasable_bytes: i64,
+    pub stranded_bytes: i64,
+    pub stack_id: Option<i64>,
+    pub allocated_ts_ns: Option<i64>,
+    /// In order of address; they tile the segment.
+    pub blocks: Vec<BlockRow>,
+}
+
+/// An element of `segments.blocks`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockRow {
+    pub address: i64,
+    pub bytes: i64,
+    pub requested_bytes: Option<i64>,
+    pub state: &'static str,
+    pub stack_id: Option<i64>,
+    pub allocated_ts_ns: Option<i64>,
+    pub alloc_seq: Option<i64>,
+}
+
 /// Room for rows of `alloc_events` that is kept from flush to flush.
 const KEPT: usize = 65_536;
 
@@ -155,6 +234,8 @@ pub struct Rows {
     pub agent_windows: Vec<WindowRow>,
     pub stack_windows: Vec<StackWindowRow>,
     pub device_windows: Vec<DeviceWindowRow>,
+    pub allocator_samples: Vec<AllocatorSampleRow>,
+    pub segments: Vec<SegmentRow>,
 }
 
 impl Rows {
@@ -179,155 +260,7 @@ impl Rows {
             && self.agent_windows.is_empty()
             && self.stack_windows.is_empty()
             && self.device_windows.is_empty()
-    }
-}
-
-#[cfg(test)]
-pub mod samples {
-    //! Rows for tests of what carries rows.
-
-    use super::*;
-
-    pub fn one_of_each() -> Rows {
-        let card = crate::host::gpu::Card {
-            index: 0,
-            uuid: "GPU-0".into(),
-            name: Some("card".into()),
-            pci_bus_id: None,
-            numa_node: Some(0),
-        };
-        Rows {
-            alloc_events: vec![AllocRow {
-                ts_ns: 1_700_000_000_123_456_789,
-                ts_enter_ns: None,
-                process_id: 5,
-                pid: 1,
-                tid: Some(2),
-                gpu_uuid: None,
-                device: Some(0),
-                context: None,
-                stream: None,
-                pool: Some(6),
-                layer: "driver",
-                source: "uprobe",
-                api: "cuMemAlloc_v2",
-                op: "alloc",
-                memory_kind: Some("device"),
-                address: Some(0x1000),
-                bytes: Some(512),
-                requested_bytes: Some(512),
-                result: Some(0),
-                duration_ns: Some(10),
-                stack_id: Some(3),
-                stack_quality: Some("frame_pointer"),
-                counted: true,
-                parent_seq: None,
-                implicit: false,
-                alloc_seq: None,
-                alloc_stack_id: None,
-                lifetime_ns: None,
-                seq: 9,
-            }],
-            stacks: vec![StackRow {
-                stack_id: 3,
-                frames: vec![
-                    FrameRow {
-                        function: Some("f".into()),
-                        ..FrameRow::default()
-                    },
-                    FrameRow::default(),
-                ],
-                folded: "f".into(),
-            }],
-            processes: vec![ProcessRow {
-                ts_ns: 1,
-                process_id: 5,
-                pid: 1,
-                exe: Some("/bin/x".into()),
-                command: None,
-                started_ns: Some(1),
-                ended_ns: None,
-                container: crate::host::container::Container {
-                    id: Some("c".into()),
-                    pod_uid: None,
-                    pod: Some("p".into()),
-                    namespace: None,
-                },
-                coverage: vec![crate::host::discovery::Coverage {
-                    library: "libcuda.so.1".into(),
-                    symbol: "cuMemAlloc_v2",
-                    refused: Some("why".into()),
-                }],
-            }],
-            devices: vec![DeviceRow {
-                sample: crate::host::gpu::Sample {
-                    at_ns: 1,
-                    card,
-                    total: Some(10),
-                    used: None,
-                    free: Some(1),
-                    reserved: Some(0),
-                    utilization: Some(0.5),
-                    processes: vec![(1, Some(4)), (2, None)],
-                },
-                process_ids: vec![Some(5), None],
-            }],
-            host_buffers: vec![HostBufferRow {
-                ts_ns: 1,
-                process_id: 5,
-                pid: 1,
-                seq: 9,
-                address: 4096,
-                bytes: 8192,
-                memory_kind: "pinned_host",
-                placement: crate::host::numa::Placement {
-                    page_bytes: 4096,
-                    sampled: false,
-                    pages: [(Some(0), 1), (None, 1)].into(),
-                },
-                gpu_uuid: None,
-                device: None,
-                gpu_node: None,
-                misplaced_bytes: None,
-                stack_id: None,
-            }],
-            agent_windows: vec![WindowRow {
-                start_ns: 1,
-                end_ns: 2,
-                events_by_source: vec![("uprobe", 4)],
-                lost_by_cause: vec![("ring_full", 1)],
-                lossy: true,
-                clock_step_ns: None,
-                cpu_ns: Some(1),
-                rss_bytes: None,
-            }],
-            stack_windows: vec![StackWindowRow {
-                of: window_of(),
-                stack_id: None,
-                sums: Sums::default(),
-                oldest_live_age_ns: Some(7),
-            }],
-            device_windows: vec![DeviceWindowRow {
-                of: window_of(),
-                device: DeviceSums::default(),
-                pool_reserved_bytes: None,
-            }],
-        }
-    }
-
-    fn window_of() -> WindowOf {
-        WindowOf {
-            start_ns: 1,
-            end_ns: 2,
-            process_id: 5,
-            pid: 1,
-            gpu_uuid: None,
-            place: Place {
-                device: None,
-                kind: crate::probes::hooks::MemoryKind::Pool,
-                is_driver: true,
-            },
-            lossy: false,
-        }
+            && self.allocator_samples.is_empty()
+            && self.segments.is_empty()
     }
 }

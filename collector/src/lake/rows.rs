@@ -39,9 +39,13 @@ pub fn sort_columns(table: Table) -> &'static [&'static str] {
     match table {
         Table::AllocEvents => &["host", "process_id", "seq"],
         Table::Stacks => &["stack_id"],
-        Table::Processes | Table::HostBuffers | Table::StackWindows | Table::DeviceWindows => {
-            &["host", "process_id", "ts_ns"]
-        }
+        Table::Processes
+        | Table::HostBuffers
+        | Table::StackWindows
+        | Table::DeviceWindows
+        | Table::AllocatorSamples
+        | Table::Segments => &["host", "process_id", "ts_ns"],
+        Table::Traffic => &["host", "engine", "ts_ns"],
         Table::Devices => &["host", "gpu_uuid", "ts_ns"],
         Table::AgentWindows => &["host", "ts_ns"],
     }
