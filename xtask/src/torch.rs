@@ -63,6 +63,8 @@ pub struct Small {
 pub struct Full {
     /// The virtual environment's interpreter.
     pub python: PathBuf,
+    /// Holds `libc10.so`, `libc10_cuda.so` and the rest.
+    pub libraries: PathBuf,
 }
 
 /// The folder of vendors' files in the user's cache; the agent's tests keep theirs there too.
@@ -101,8 +103,14 @@ pub fn find_small(cache: &Path) -> Option<Small> {
 pub fn find_full(cache: &Path) -> Option<Full> {
     let folder = full_folder(cache);
     let python = folder.join("venv/bin/python");
+    // Under the interpreter's version, of which there is one.
+    let versions = std::fs::read_dir(folder.join("venv/lib")).ok()?;
+    let packages = versions
+        .flatten()
+        .map(|v| v.path().join("site-packages/torch/lib"));
+    let libraries = packages.into_iter().find(|path| path.is_dir())?;
     let is_whole = folder.join(COMPLETE).is_file() && python.exists();
-    is_whole.then_some(Full { python })
+    is_whole.then_some(Full { python, libraries })
 }
 
 /// The small variant, fetched if it is not there.
@@ -351,6 +359,8 @@ mod tests {
         let folder = full_folder(cache.path());
         std::fs::create_dir_all(folder.join("venv/bin")).unwrap();
         std::fs::write(folder.join("venv/bin/python"), "").unwrap();
+        let libraries = "venv/lib/python3.11/site-packages/torch/lib";
+        std::fs::create_dir_all(folder.join(libraries)).unwrap();
         assert!(find_full(cache.path()).is_none());
         std::fs::write(folder.join(COMPLETE), VERSION).unwrap();
         assert!(find_full(cache.path()).is_some());
