@@ -5,6 +5,7 @@ pub mod bpf;
 pub mod channel;
 mod detach;
 pub mod features;
+pub mod framework;
 pub mod hooks;
 #[cfg(test)]
 mod kernel_tests;
