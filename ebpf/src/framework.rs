@@ -34,16 +34,45 @@ struct Event {
     flags: u32,
 }
 
+/// The registers that a function's arguments and its stack are in.
+#[derive(Clone, Copy)]
+struct Registers {
+    arguments: [u64; 5],
+    sp: u64,
+    frame_pointer: u64,
+    ip: u64,
+}
+
+/// Each from its fixed place: a place that the compiler chooses between two is one that the
+/// verifier does not know.
+#[inline(always)]
+fn registers(regs: *const pt_regs) -> Registers {
+    // SAFETY: the kernel passes the thread's registers.
+    unsafe {
+        Registers {
+            arguments: [
+                (&raw const (*regs).rdi).read_volatile(),
+                (&raw const (*regs).rsi).read_volatile(),
+                (&raw const (*regs).rdx).read_volatile(),
+                (&raw const (*regs).rcx).read_volatile(),
+                (&raw const (*regs).r8).read_volatile(),
+            ],
+            sp: (&raw const (*regs).rsp).read_volatile(),
+            frame_pointer: (&raw const (*regs).rbp).read_volatile(),
+            ip: (&raw const (*regs).rip).read_volatile(),
+        }
+    }
+}
+
 #[uprobe]
 pub fn framework(ctx: ProbeContext) -> u32 {
     // SAFETY: the helper takes the program's context.
     let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
-    // SAFETY: the kernel passes the thread's registers.
-    let regs: &pt_regs = unsafe { &*ctx.regs };
+    let regs = registers(ctx.regs);
     // The device is a structure of two bytes, type and index.
     let device = match cookie.what {
-        What::Report => regs.r8,
-        What::Oom => regs.rcx,
+        What::Report => regs.arguments[4],
+        What::Oom => regs.arguments[3],
         What::Malloc | What::Free => u64::from(DEVICE_CUDA),
     };
     // The same functions tell of host memory, to profilers.
@@ -59,29 +88,35 @@ pub fn framework(ctx: ProbeContext) -> u32 {
     // SAFETY: the entry belongs to the running thread alone; no other program writes it.
     let thread = unsafe { &mut *thread };
     match cookie.what {
-        What::Report => report(thread, regs, device, pid_tgid),
+        What::Report => report(thread, &regs, device, pid_tgid),
         What::Oom => {
             let event = Event {
                 what: What::Oom,
                 seq: next_seq(),
                 address: 0,
-                size: regs.rdi as i64,
-                first: regs.rsi,
-                second: regs.rdx,
+                size: regs.arguments[0] as i64,
+                first: regs.arguments[1],
+                second: regs.arguments[2],
                 device,
                 flags: 0,
             };
-            tell(thread, event, pid_tgid, returns_to(regs), regs.rbp);
+            tell(
+                thread,
+                event,
+                pid_tgid,
+                returns_to(&regs),
+                regs.frame_pointer,
+            );
         }
-        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, regs, pid_tgid),
-        What::Free => free(thread, ctx.as_ptr(), cookie.site, regs, pid_tgid),
+        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
+        What::Free => free(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
     }
     0
 }
 
 #[inline(always)]
-fn report(thread: &mut Thread, regs: &pt_regs, device: i32, pid_tgid: u64) {
-    let (address, size) = (regs.rdi, regs.rsi as i64);
+fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64) {
+    let (address, size) = (regs.arguments[0], regs.arguments[1] as i64);
     let seq = next_seq();
     let mut flags = 0;
     if size > 0 {
@@ -97,12 +132,18 @@ fn report(thread: &mut Thread, regs: &pt_regs, device: i32, pid_tgid: u64) {
         seq,
         address,
         size,
-        first: regs.rdx,
-        second: regs.rcx,
+        first: regs.arguments[2],
+        second: regs.arguments[3],
         device,
         flags,
     };
-    tell(thread, event, pid_tgid, returns_to(regs), regs.rbp);
+    tell(
+        thread,
+        event,
+        pid_tgid,
+        returns_to(regs),
+        regs.frame_pointer,
+    );
 }
 
 #[inline(always)]
@@ -110,21 +151,21 @@ fn malloc(
     thread: &mut Thread,
     ctx: *mut core::ffi::c_void,
     site: u32,
-    regs: &pt_regs,
+    regs: &Registers,
     pid_tgid: u64,
 ) {
     let Some(site) = operands(thread, ctx, site) else {
         return;
     };
-    let (Some(address), Some(device), Some(size), Some(stream)) = (
-        operand(thread, &site.operands[0]),
-        operand(thread, &site.operands[1]),
-        operand(thread, &site.operands[2]),
-        operand(thread, &site.operands[3]),
-    ) else {
+    let mut fault = 0;
+    let address = operand(thread, &site.operands[0], &mut fault);
+    let device = operand(thread, &site.operands[1], &mut fault);
+    let size = operand(thread, &site.operands[2], &mut fault);
+    let stream = operand(thread, &site.operands[3], &mut fault);
+    if fault != 0 {
         lose(Loss::ReadFault);
         return;
-    };
+    }
     let is_paired = thread.reported == address && address != 0;
     thread.reported = 0;
     let (seq, flags) = if is_paired {
@@ -143,8 +184,8 @@ fn malloc(
         flags,
     };
     // The report has the stack.
-    let returns_to = if is_paired { 0 } else { regs.rip + 1 };
-    tell(thread, event, pid_tgid, returns_to, regs.rbp);
+    let returns_to = if is_paired { 0 } else { regs.ip + 1 };
+    tell(thread, event, pid_tgid, returns_to, regs.frame_pointer);
 }
 
 #[inline(always)]
@@ -152,16 +193,18 @@ fn free(
     thread: &mut Thread,
     ctx: *mut core::ffi::c_void,
     site: u32,
-    regs: &pt_regs,
+    regs: &Registers,
     pid_tgid: u64,
 ) {
     let Some(site) = operands(thread, ctx, site) else {
         return;
     };
-    let Some(address) = operand(thread, &site.operands[0]) else {
+    let mut fault = 0;
+    let address = operand(thread, &site.operands[0], &mut fault);
+    if fault != 0 {
         lose(Loss::ReadFault);
         return;
-    };
+    }
     // A report that was announced and did not come: this thread's frees are not reported.
     if thread.freeing != 0 {
         thread.confirmed = 0;
@@ -180,15 +223,15 @@ fn free(
         device: -1,
         flags: 0,
     };
-    tell(thread, event, pid_tgid, regs.rip + 1, regs.rbp);
+    tell(thread, event, pid_tgid, regs.ip + 1, regs.frame_pointer);
 }
 
 /// Whither a function that was just entered returns.
 #[inline(always)]
-fn returns_to(regs: &pt_regs) -> u64 {
+fn returns_to(regs: &Registers) -> u64 {
     let mut address = 0u64;
     // SAFETY: eight bytes of a local; the helper checks the source.
-    unsafe { bpf_probe_read_user((&raw mut address).cast(), 8, regs.rsp as *const _) };
+    unsafe { bpf_probe_read_user((&raw mut address).cast(), 8, regs.sp as *const _) };
     address
 }
 
@@ -251,33 +294,30 @@ fn register(thread: &Thread, register: u8) -> u64 {
     thread.piece[register as usize & (PIECE_WORDS - 1)]
 }
 
-/// An operand's value, with its sign if it has one.
+/// An operand's value, with its sign if it has one; `fault` tells if it could not be read. Not an
+/// `Option`: the compiler would carry its undefined half along, which the verifier refuses.
 #[inline(always)]
-fn operand(thread: &Thread, operand: &Operand) -> Option<u64> {
-    let value = match operand.kind {
-        OPERAND_CONSTANT => operand.value as u64,
-        OPERAND_REGISTER => register(thread, operand.register) >> (operand.from_bit & 63),
-        _ => {
-            let mut address = register(thread, operand.register).wrapping_add(operand.value as u64);
-            if operand.index != NO_REGISTER {
-                address =
-                    address.wrapping_add(register(thread, operand.index) << (operand.shift & 63));
-            }
-            let mut value = 0u64;
-            let bytes = 8 - u32::from(operand.spare_bits >> 3 & 7);
-            // SAFETY: at most the eight bytes of a local; the helper checks the source.
-            let fault =
-                unsafe { bpf_probe_read_user((&raw mut value).cast(), bytes, address as *const _) };
-            if fault != 0 {
-                return None;
-            }
-            value
+fn operand(thread: &Thread, operand: &Operand, fault: &mut i64) -> u64 {
+    let mut value = operand.value as u64;
+    if operand.kind == OPERAND_REGISTER {
+        value = register(thread, operand.register) >> (operand.from_bit & 63);
+    } else if operand.kind != OPERAND_CONSTANT {
+        let mut address = register(thread, operand.register).wrapping_add(value);
+        if operand.index != NO_REGISTER {
+            let index = register(thread, operand.index) << (operand.shift & 63);
+            address = address.wrapping_add(index);
         }
-    };
+        let mut there = 0u64;
+        let bytes = 8 - u32::from(operand.spare_bits >> 3 & 7);
+        // SAFETY: at most the eight bytes of a local; the helper checks the source.
+        *fault |=
+            unsafe { bpf_probe_read_user((&raw mut there).cast(), bytes, address as *const _) };
+        value = there;
+    }
     let spare = operand.spare_bits & 63;
-    Some(if operand.signed != 0 {
+    if operand.signed != 0 {
         ((value << spare) as i64 >> spare) as u64
     } else {
         value << spare >> spare
-    })
+    }
 }
