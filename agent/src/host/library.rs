@@ -71,7 +71,9 @@ impl Library {
     pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let display = path.to_string_lossy().into_owned();
         let Some(layer) = layer_of(&display) else {
-            bail!("{display} is none of libcuda.so*, libcudart.so*, libc10.so* and libc10_cuda.so*");
+            bail!(
+                "{display} is none of libcuda.so*, libcudart.so*, libc10.so* and libc10_cuda.so*"
+            );
         };
         let id = FileId::of(path).with_context(|| format!("failed to open {display}"))?;
         Ok(Self {

@@ -111,7 +111,14 @@ pub struct Program {
 impl Program {
     /// All `None` if the process is gone.
     pub fn of(pid: u32) -> Self {
-        let [visible_devices, device_order, pod, namespace, of_cuda, of_any] = environment_variables(
+        let [
+            visible_devices,
+            device_order,
+            pod,
+            namespace,
+            of_cuda,
+            of_any,
+        ] = environment_variables(
             pid,
             [
                 "CUDA_VISIBLE_DEVICES",

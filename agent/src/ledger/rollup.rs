@@ -101,11 +101,7 @@ pub struct Window {
 
 impl Rollup {
     pub fn born(&mut self, allocation: &Allocation) {
-        self.add(
-            allocation.place(),
-            allocation.stack_id(),
-            allocation.bytes,
-        );
+        self.add(allocation.place(), allocation.stack_id(), allocation.bytes);
     }
 
     /// New memory of any layer.
@@ -122,11 +118,7 @@ impl Rollup {
     }
 
     pub fn gone(&mut self, allocation: &Allocation) {
-        self.take(
-            allocation.place(),
-            allocation.stack_id(),
-            allocation.bytes,
-        );
+        self.take(allocation.place(), allocation.stack_id(), allocation.bytes);
     }
 
     /// Memory that is gone, as it was added.

@@ -95,8 +95,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         return Err(short);
     }
     let word = |offset| word(bytes, offset).unwrap_or(0);
-    let long =
-        |offset: usize| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
+    let long = |offset: usize| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
     macro_rules! at {
         ($field:ident) => {
             core::mem::offset_of!(abi::Told, $field)
@@ -105,8 +104,8 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
     let count = (word(at!(frames)) as usize).min(STACK_FRAMES);
     let frames = bytes.get(header..header + 8 * count).ok_or(short)?;
     let flags = word(at!(flags));
-    let what = abi::What::from_u32(word(at!(what)))
-        .ok_or(DecodeError::Framework(word(at!(what))))?;
+    let what =
+        abi::What::from_u32(word(at!(what))).ok_or(DecodeError::Framework(word(at!(what))))?;
     let (first, second) = (long(at!(first)), long(at!(second)));
     let size = long(at!(size)) as i64;
     let is_paired = flags & FLAG_PAIRED != 0;
@@ -180,7 +179,10 @@ mod tests {
 
     #[test]
     fn a_report_comes_back_as_it_was_written() {
-        let bytes = bytes_of(sample(abi::What::Report, FLAG_ANNOUNCED, 2), &[0x1000, 0x2000]);
+        let bytes = bytes_of(
+            sample(abi::What::Report, FLAG_ANNOUNCED, 2),
+            &[0x1000, 0x2000],
+        );
         let decoded = record::decode(&bytes).unwrap();
         assert_eq!(decoded.frames.len(), 16);
         let Event::Framework(told) = decoded.event else {
@@ -190,7 +192,10 @@ mod tests {
             (told.what, told.bytes, told.totals, told.device),
             (What::Report, -512, Some((1 << 33, 2 << 33)), Some(3))
         );
-        assert_eq!((told.asked, told.api(), told.is_half()), (None, FREE, false));
+        assert_eq!(
+            (told.asked, told.api(), told.is_half()),
+            (None, FREE, false)
+        );
         let short = &bytes[..bytes.len() - 1];
         assert!(matches!(record::decode(short), Err(DecodeError::Short(..))));
     }
@@ -207,8 +212,7 @@ mod tests {
         let mut malloc = sample(abi::What::Malloc, FLAG_PAIRED, 0);
         malloc.size = 1000;
         malloc.first = (-1i64) as u64;
-        let Event::Framework(malloc) = record::decode(&bytes_of(malloc, &[])).unwrap().event
-        else {
+        let Event::Framework(malloc) = record::decode(&bytes_of(malloc, &[])).unwrap().event else {
             panic!("not a framework's event")
         };
         assert_eq!((malloc.what, malloc.seq), (What::Rest, report.seq));

@@ -188,9 +188,9 @@ fn pointer(name: &str) -> Result<u8, Place> {
 fn register(name: &str) -> Result<(u8, u8), Place> {
     let unknown = || Place::Register(name.to_string());
     let short = name.strip_prefix('%').ok_or_else(unknown)?;
-    let is_numbered = short.strip_prefix('r').is_some_and(|rest| {
-        rest.starts_with(|first: char| first.is_ascii_digit())
-    });
+    let is_numbered = short
+        .strip_prefix('r')
+        .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
     let (canonical, from_bit) = if is_numbered {
         (short.trim_end_matches(['d', 'w', 'b']).to_string(), 0)
     } else {
@@ -221,16 +221,20 @@ fn number(text: &str) -> Option<i64> {
     };
     // A constant may be written as the unsigned form of a negative one.
     let value = value as i64;
-    Some(if negative { value.wrapping_neg() } else { value })
+    Some(if negative {
+        value.wrapping_neg()
+    } else {
+        value
+    })
 }
 
 /// `x0`, `w19`, `sp`, `[x29, -8]`, `[sp]`, `[x0, x1]`.
 fn is_arm64(operand: &str) -> bool {
     let name = operand.trim_start_matches('[');
     let name = name.split([',', ']']).next().unwrap_or_default().trim();
-    let is_numbered = name.strip_prefix(['x', 'w']).is_some_and(|number| {
-        number.parse::<u8>().is_ok_and(|number| number <= 31)
-    });
+    let is_numbered = name
+        .strip_prefix(['x', 'w'])
+        .is_some_and(|number| number.parse::<u8>().is_ok_and(|number| number <= 31));
     is_numbered || matches!(name, "sp" | "xzr" | "wzr") || operand.starts_with('[')
 }
 
@@ -256,7 +260,11 @@ mod tests {
         let mask = u64::MAX >> (64 - bits);
         let value = i128::from(raw & mask);
         let is_negative = operand.signed != 0 && raw >> (bits - 1) & 1 == 1;
-        if is_negative { value - (1i128 << bits) } else { value }
+        if is_negative {
+            value - (1i128 << bits)
+        } else {
+            value
+        }
     }
 
     /// Values by hand: rbp (word 4) = 0x1000, rax (word 10) = -2, rcx (word 11) = 3, the rest 7;
@@ -333,6 +341,9 @@ mod tests {
         let error = site("8@[x29, -8] 4@w1", 2).unwrap_err().to_string();
         assert!(error.contains("\"8@[x29, -8]\""), "{error}");
         let error = site("8@%rax", 4).unwrap_err().to_string();
-        assert!(error.contains("1 arguments") && error.contains("4 are needed"), "{error}");
+        assert!(
+            error.contains("1 arguments") && error.contains("4 are needed"),
+            "{error}"
+        );
     }
 }

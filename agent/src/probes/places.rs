@@ -85,8 +85,8 @@ impl Found {
 
 /// Looks for the places in a file.
 pub fn find(library: &Library) -> anyhow::Result<Found> {
-    let file =
-        File::open(&library.open_path).with_context(|| format!("failed to open {}", library.path))?;
+    let file = File::open(&library.open_path)
+        .with_context(|| format!("failed to open {}", library.path))?;
     let cache = ReadCache::new(&file);
     let mut found = places(&cache)
         .with_context(|| format!("{} cannot be read as a 64-bit ELF file", library.path))?;
@@ -99,7 +99,11 @@ pub fn find(library: &Library) -> anyhow::Result<Found> {
     }
     let name = library.path.rsplit('/').next().unwrap_or_default();
     let has_probes = name.starts_with("libc10_cuda.so");
-    let expected = if has_probes { [MALLOC, FREE] } else { [REPORT, OOM] };
+    let expected = if has_probes {
+        [MALLOC, FREE]
+    } else {
+        [REPORT, OOM]
+    };
     for symbol in expected {
         if !found.symbols().contains(&symbol) {
             found.refuse(
@@ -137,7 +141,10 @@ pub fn places<'data, R: ReadRef<'data>>(data: R) -> anyhow::Result<Found> {
                 site,
             }),
             Err(error) => {
-                found.refuse(symbol, format!("the place at {:#x}: {error}", probe.address));
+                found.refuse(
+                    symbol,
+                    format!("the place at {:#x}: {error}", probe.address),
+                );
             }
         }
     }

@@ -93,8 +93,16 @@ pub enum Event {
     Call(TracedCall),
     /// What a framework's allocator told.
     Framework(Told),
-    Exec { tgid: u32, seq: u64, at_ns: u64 },
-    Exit { tgid: u32, seq: u64, at_ns: u64 },
+    Exec {
+        tgid: u32,
+        seq: u64,
+        at_ns: u64,
+    },
+    Exit {
+        tgid: u32,
+        seq: u64,
+        at_ns: u64,
+    },
 }
 
 impl Event {

@@ -98,10 +98,7 @@ const NOT_HOOKED: [(&str, &str); 20] = [
         "liboneflow",
         "OneFlow's allocator is not known to this agent; the runtime layer sees the memory it takes",
     ),
-    (
-        "libc10_hip",
-        "PyTorch for AMD: only CUDA memory is traced",
-    ),
+    ("libc10_hip", "PyTorch for AMD: only CUDA memory is traced"),
 ];
 
 /// Rows for allocators that are not hooked, each library once.
@@ -220,7 +217,10 @@ mod tests {
                 "/x/cupy/cuda/memory.cpython-311-x86_64-linux-gnu.so"
             ]
         );
-        assert!(rows.iter().all(|row| row.symbol == "*" && row.refused.is_some()));
+        assert!(
+            rows.iter()
+                .all(|row| row.symbol == "*" && row.refused.is_some())
+        );
     }
 
     #[test]

@@ -261,7 +261,9 @@ impl Heap {
     }
 
     pub fn devices(&self) -> impl Iterator<Item = (i32, &Totals)> {
-        self.devices.iter().map(|(device, totals)| (*device, totals))
+        self.devices
+            .iter()
+            .map(|(device, totals)| (*device, totals))
     }
 
     pub fn totals(&self, device: i32) -> Totals {
@@ -318,11 +320,17 @@ impl Heap {
 
     /// What the allocator holds, by address.
     pub fn segments(&self) -> Vec<Segment> {
-        let plain = self.memory.iter().filter(|(_, memory)| memory.used.is_some());
+        let plain = self
+            .memory
+            .iter()
+            .filter(|(_, memory)| memory.used.is_some());
         let mut segments: Vec<Segment> = plain
             .filter_map(|(address, _)| self.segment_at(*address))
             .collect();
-        let runs = self.runs.iter().map(|(start, bytes)| self.run(*start, *bytes));
+        let runs = self
+            .runs
+            .iter()
+            .map(|(start, bytes)| self.run(*start, *bytes));
         segments.extend(runs.filter(|segment| segment.used.is_some()));
         segments.sort_unstable_by_key(|segment| segment.address);
         segments
@@ -387,7 +395,10 @@ impl Heap {
 
     fn take(&mut self, address: u64) -> Option<Block> {
         let block = self.blocks.remove(&address)?;
-        if let Some(totals) = block.device().and_then(|device| self.devices.get_mut(&device)) {
+        if let Some(totals) = block
+            .device()
+            .and_then(|device| self.devices.get_mut(&device))
+        {
             totals.blocks = totals.blocks.saturating_sub(1);
             totals.blocks_bytes = totals.blocks_bytes.saturating_sub(block.bytes);
             match block.requested() {
@@ -426,8 +437,11 @@ impl Heap {
 
     /// Memory that the driver gave, or addresses.
     pub fn memory_born(&mut self, (space, address): Key, allocation: &Allocation) {
-        let (bytes, effect_ns, stack_id) =
-            (allocation.bytes, allocation.effect_ns, allocation.stack_id());
+        let (bytes, effect_ns, stack_id) = (
+            allocation.bytes,
+            allocation.effect_ns,
+            allocation.stack_id(),
+        );
         match space {
             // Slices of a pool are no place for blocks.
             Space::Device if allocation.kind != MemoryKind::Pool => {
@@ -515,9 +529,8 @@ impl Heap {
                     self.unmapped(address, bytes);
                 }
             }
-            VmmChange::Created { .. }
-            | VmmChange::Retained { .. }
-            | VmmChange::Released { .. } => {}
+            VmmChange::Created { .. } | VmmChange::Retained { .. } | VmmChange::Released { .. } => {
+            }
         }
     }
 

@@ -241,7 +241,13 @@ impl Ledger {
         row.device_free_bytes = free.map(|free| free as i64);
         desk.rows.push(row);
         let place = heap::place(told.device);
-        self.commit(pid, What::Failed { place, begins: true });
+        self.commit(
+            pid,
+            What::Failed {
+                place,
+                begins: true,
+            },
+        );
         self.take_totals(told);
         // One refusal alone: a graph is being captured, and then nothing is given back. None at
         // all: the program's own limit refused, before any driver was asked.

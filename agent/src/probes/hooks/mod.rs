@@ -14,9 +14,7 @@ pub use size::{Measured, Size};
 pub use table::HOOKS;
 
 /// Which library exports the function, or tells of itself.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Layer {
     Driver,
     Runtime,

@@ -454,11 +454,7 @@ fn windows_of<'a>(of: impl Iterator<Item = &'a WindowOf> + Clone) -> Columns {
         ),
         (
             "layer",
-            text(
-                of.clone()
-                    .map(|w| Some(w.place.layer.name()))
-                    .collect(),
-            ),
+            text(of.clone().map(|w| Some(w.place.layer.name())).collect()),
         ),
         ("lossy", flag(of.map(|w| w.lossy).collect())),
     ]
