@@ -2,9 +2,9 @@
 //! it, at a fixed version, into a folder outside the checkout.
 //!
 //! Two variants lie side by side in the cache of vendors' files:
-//! - `torch==VERSION/`: the two libraries that hold the caching allocator, and the headers that
+//! - `torch-VERSION/`: the two libraries that hold the caching allocator, and the headers that
 //!   `agent/fakes/torch/harness.cpp` needs (5 MB, out of a wheel of 540 MB);
-//! - `torch==VERSION-full/venv/`: a virtual environment with all of PyTorch (5.2 GB, 2.8 GB of
+//! - `torch-VERSION-full/venv/`: a virtual environment with all of PyTorch (5.2 GB, 2.8 GB of
 //!   downloads).
 //!
 //! Invariants:
@@ -81,12 +81,13 @@ pub fn cache_folder() -> Result<PathBuf> {
         .with_context(|| format!("there is no folder for PyTorch: set {CACHE_VARIABLE}"))
 }
 
+/// No `=` in a name: `env` and options would take the path for an assignment.
 fn small_folder(cache: &Path) -> PathBuf {
-    cache.join(format!("torch=={VERSION}"))
+    cache.join(format!("torch-{VERSION}"))
 }
 
 fn full_folder(cache: &Path) -> PathBuf {
-    cache.join(format!("torch=={VERSION}-full"))
+    cache.join(format!("torch-{VERSION}-full"))
 }
 
 /// The small variant, if it is there.
@@ -122,7 +123,7 @@ pub fn small(cache: &Path) -> Result<Small> {
     if let Some(small) = find_small(cache) {
         return Ok(small);
     }
-    let downloads = cache.join(format!("torch=={VERSION}-download"));
+    let downloads = cache.join(format!("torch-{VERSION}-download"));
     require_free(cache, SMALL_NEEDS)?;
     download(&downloads, &["--no-deps"], "downloading PyTorch (540 MB)")?;
     unpack_small(cache, &downloads)?;
