@@ -6,6 +6,7 @@
 mod placement;
 mod processes;
 mod rollups;
+mod samples;
 mod window;
 
 use std::cell::RefCell;
@@ -328,6 +329,7 @@ impl Engine {
             Event::Framework(told) => self.handle_told(ordered, told),
             Event::Exec { tgid, seq, at_ns } => {
                 self.retire_predecessor(*tgid, true);
+                self.sample_last(*tgid);
                 let before = self.rows.alloc_events.len();
                 self.with_desk(|ledger, desk| ledger.replaced(*tgid, *seq, *at_ns, desk));
                 self.card_of.borrow_mut().clear();
@@ -372,6 +374,7 @@ impl Engine {
         self.meet(told.tgid, told.at_ns);
         let before = self.rows.alloc_events.len();
         self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
+        self.sample_oom(told, before);
         self.told_of_rows(before, false);
     }
 
