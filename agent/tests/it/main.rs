@@ -7,6 +7,7 @@ mod containers;
 mod daemon;
 mod discovery;
 mod kernel;
+mod framework;
 mod losses;
 mod program;
 mod safety;
