@@ -385,6 +385,7 @@ impl Machine {
     }
 
     fn append(&mut self, list: Handle, value: Value) -> Result<(), Error> {
+        let value = self.nodes.resolve(value);
         let Some(node) = self.nodes.get(list) else {
             return Err(self.gone());
         };
@@ -408,6 +409,7 @@ impl Machine {
     }
 
     fn set(&mut self, dict: Handle, key: Value, value: Value) -> Result<(), Error> {
+        let value = self.nodes.resolve(value);
         let Some(node) = self.nodes.get(dict) else {
             return Err(self.gone());
         };
@@ -429,6 +431,7 @@ impl Machine {
 
     /// Puts a value into a container.
     fn take_in(&mut self, owner: Handle, value: Value) -> Result<(), Error> {
+        let value = self.nodes.resolve(value);
         if let Value::Node(child) = value {
             let Some(below) = self.nodes.get(child).map(|node| node.depth) else {
                 return Err(self.gone());
@@ -467,8 +470,7 @@ impl Machine {
             return Ok(value);
         };
         let frame = self.tables.intern_frame(frame);
-        self.replace(handle, Entry::Frame(frame));
-        Ok(Value::Frame(frame))
+        Ok(self.replace(handle, Value::Frame(frame)))
     }
 
     /// A list of frames becomes that stack's number.
@@ -487,18 +489,18 @@ impl Machine {
             }
         }
         let stack = self.tables.intern_stack(&self.frames);
-        self.replace(handle, Entry::Stack(stack));
-        Ok(Value::Stack(stack))
+        Ok(self.replace(handle, Value::Stack(stack)))
     }
 
-    /// Ends a container that the memo may still be asked for.
-    fn replace(&mut self, handle: Handle, entry: Entry) {
-        if let Some((items, number)) = self.nodes.take(handle) {
-            if number != NO_MEMO {
-                self.memo.set(number, entry);
-            }
-            self.nodes.recycle(handle, items);
+    /// A container becomes what is kept of it, in the memo as well.
+    fn replace(&mut self, handle: Handle, value: Value) -> Value {
+        let number = self.nodes.become_value(handle, value);
+        if let (Some(number), Some(entry)) = (number, Entry::of(value))
+            && number != NO_MEMO
+        {
+            self.memo.set(number, entry);
         }
+        value
     }
 
     /// An element of a list that streams.
@@ -584,7 +586,7 @@ impl Machine {
             Entry::Stack(stack) => Value::Stack(stack),
             Entry::Pair(pair) => Value::Pair(pair),
             Entry::Other => Value::Other,
-            Entry::Node(index) => match self.nodes.current(index) {
+            Entry::Node(index) => match self.nodes.share(index) {
                 Some(handle) => Value::Node(handle),
                 None => return Err(self.gone()),
             },

@@ -22,6 +22,10 @@ pub(crate) struct Node {
     pub gone: u64,
     /// Where it begins in the file.
     pub offset: u64,
+    /// The memo was asked for it: it may lie in several places.
+    pub shared: bool,
+    /// What it became, if others may still hold it under its handle.
+    forward: Option<Value>,
 }
 
 #[derive(Default)]
@@ -43,6 +47,7 @@ impl Nodes {
             node.memo = NO_MEMO;
             node.gone = 0;
             node.offset = offset;
+            node.shared = false;
             return Handle {
                 index,
                 generation: node.generation,
@@ -58,6 +63,8 @@ impl Nodes {
             items: Vec::new(),
             gone: 0,
             offset,
+            shared: false,
+            forward: None,
         });
         Handle {
             index: self.slots.len() as u32 - 1,
@@ -87,12 +94,48 @@ impl Nodes {
         })
     }
 
+    /// The same, for one more place.
+    pub fn share(&mut self, index: u32) -> Option<Handle> {
+        let handle = self.current(index)?;
+        self.slots[index as usize].shared = true;
+        Some(handle)
+    }
+
     /// Adds a value to a container that is there.
     #[inline]
     pub fn push(&mut self, handle: Handle, value: Value) {
         if let Some(node) = self.get_mut(handle) {
             node.items.push(value);
             self.values += 1;
+        }
+    }
+
+    /// Ends a container that became something else. The slot of one that may lie in several places
+    /// is not used again: it tells what became of it. Its place in the memo.
+    pub fn become_value(&mut self, handle: Handle, value: Value) -> Option<u32> {
+        let node = self.get_mut(handle)?;
+        if !node.shared {
+            let (items, memo) = self.take(handle)?;
+            self.recycle(handle, items);
+            return Some(memo);
+        }
+        node.live = false;
+        node.forward = Some(value);
+        let memo = node.memo;
+        self.values -= std::mem::take(&mut self.slots[handle.index as usize].items).len() as u64;
+        Some(memo)
+    }
+
+    /// What a value has become meanwhile.
+    #[inline]
+    pub fn resolve(&self, value: Value) -> Value {
+        let Value::Node(handle) = value else {
+            return value;
+        };
+        let node = &self.slots[handle.index as usize];
+        match node.forward {
+            Some(now) if node.generation == handle.generation => now,
+            _ => value,
         }
     }
 

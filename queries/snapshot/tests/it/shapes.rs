@@ -24,6 +24,8 @@ pub fn small() -> Py {
         Py::Shared(malloc.clone()),
         Py::Shared(train.clone()),
     ]));
+    // One empty list for all that have no stack, as PyTorch writes it.
+    let empty = Py::Shared(Rc::new(Py::List(vec![])));
     let alone = Py::List(vec![Py::Shared(train)]);
     let block = |address: i64, size: i64, state: &str, frames: Py| {
         dict! {"address" => address, "size" => size, "requested_size" => size - 12,
@@ -35,12 +37,12 @@ pub fn small() -> Py {
             "device" => 0, "address" => base, "total_size" => 2_097_152, "allocated_size" => 512,
             "active_size" => 1536, "requested_size" => 500, "stream" => 0, "segment_type" => "small",
             "segment_pool_id" => Py::Tuple(vec![0.into(), 0.into()]), "is_expandable" => false,
-            "frames" => Py::List(vec![]),
+            "frames" => empty.clone(),
             "blocks" => vec![
                 block(base, 512, "active_allocated", Py::Shared(frames.clone())),
                 block(base + 512, 512, "active_pending_free", alone.clone()),
                 block(base + 1024, 512, "active_awaiting_free", alone),
-                block(base + 1536, 2_095_616, "inactive", Py::List(vec![])),
+                block(base + 1536, 2_095_616, "inactive", empty.clone()),
             ],
         },
         dict! {
@@ -49,7 +51,7 @@ pub fn small() -> Py {
             "segment_pool_id" => Py::Tuple(vec![0.into(), 1.into()]), "is_expandable" => true,
             "frames" => Py::Shared(frames.clone()),
             "blocks" => vec![
-                block(base + (1 << 30), 20_971_520, "inactive", Py::List(vec![])),
+                block(base + (1 << 30), 20_971_520, "inactive", empty.clone()),
             ],
         },
     ];
@@ -77,7 +79,7 @@ pub fn small() -> Py {
     ];
     let host = dict! {
         "address" => 4096, "total_size" => 1024, "stream" => 0, "is_expandable" => false,
-        "blocks" => vec![block(4096, 1024, "active_allocated", Py::List(vec![]))],
+        "blocks" => vec![block(4096, 1024, "active_allocated", empty.clone())],
     };
     dict! {
         "segments" => segments,
