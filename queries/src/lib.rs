@@ -5,6 +5,7 @@
 //! - [`session`]: DataFusion sessions with bounds on memory, time and rows; the read-only check.
 //! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
+//! - [`import`]: rows of PyTorch memory snapshots.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
 //! - [`describe`], [`statements`], [`near`]: what an interactive client needs.
 //!
@@ -23,6 +24,7 @@
 pub mod describe;
 pub mod error;
 pub mod folder;
+pub mod import;
 pub mod lake;
 pub mod near;
 pub mod quality;

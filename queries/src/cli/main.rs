@@ -4,6 +4,7 @@
 //! 130 cancelled with Ctrl-C. Answers go to stdout, everything about them to stderr.
 
 mod door;
+mod import;
 mod output;
 mod prompt;
 mod threads;
@@ -39,6 +40,7 @@ Examples:
   vramscope sql --data ./trace                                  a prompt over a trace
   vramscope sql --data ./trace -c 'SELECT * FROM top_stacks'    one question
   vramscope sql --collector http://127.0.0.1:7717 report.sql    a file, asked of a collector
+  vramscope import snapshot.pickle                              PyTorch's own record, as tables
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
 
@@ -67,6 +69,9 @@ enum Command {
     /// Ask questions in SQL; without one, open a prompt
     #[command(after_help = SQL_HELP)]
     Sql(SqlArguments),
+    /// Import PyTorch memory snapshots, to ask questions of them
+    #[command(after_help = import::HELP)]
+    Import(import::Arguments),
     /// List the views and tables, or explain one of them
     Views {
         /// View or table to explain
@@ -118,7 +123,7 @@ struct SqlArguments {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct Source {
-    /// Data folder: a trace (of `vramscope-agent trace -o`) or a collector's
+    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717
@@ -164,6 +169,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
 async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
+        Command::Import(arguments) => import::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
             reference::markdown()
