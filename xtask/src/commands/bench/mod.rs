@@ -9,6 +9,7 @@ mod agent;
 mod daemon;
 mod parquet;
 mod probes;
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ use crate::project::Project;
   cargo xtask bench probes           what a traced call costs, against an empty probe and bpftrace
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
+  cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
 They need root and at least two CPUs, and a machine that is otherwise idle.")]
@@ -49,6 +51,8 @@ pub enum Name {
     Agent,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
+    /// Allocator events a second through the simulator.
+    Simulate,
 }
 
 /// Which values are good enough.
@@ -125,6 +129,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Probes => ("probes", probes::measure(project)?),
             Name::Agent => ("agent", agent::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
+            Name::Simulate => ("simulate", simulate::measure(project)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
