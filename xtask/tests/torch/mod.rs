@@ -61,7 +61,7 @@ fn prove(project: &Project, program: &[&Path], settings: &str, libraries: &Path)
 
     // The agent itself must not load the stand-ins: `env` sets them for the program alone.
     let mut environment = Command::new("env");
-    torch::on_standins(project, &mut environment);
+    torch::on_standins(project, libraries, &mut environment);
     let mut command = Command::new(&agent);
     command
         .args(["trace", "--json", "--window", WINDOW, "-o"])
