@@ -8,7 +8,7 @@ mod bad_input;
 mod cli;
 mod docs;
 mod folder;
-mod kinds;
+mod functions;
 mod limits;
 mod remote;
 mod seed;
