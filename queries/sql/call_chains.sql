@@ -35,7 +35,7 @@
 --   a failure is the innermost failed row: a failed runtime call over a failed driver call is one failure, the driver's
 --   framework blocks lie within physical bytes of driver calls: their rows have a class of their own. In an import segments stand for the driver's calls, and the trace may begin when much was allocated already
 --   physical: device, managed, array, vmm_physical; host: pinned_host, registered_host; virtual: vmm_virtual (reserved), vmm_mapped (mapped; lies within the reserved); sub_allocated: pool, framework_block (lie within memory that is counted elsewhere, or in pool memory that no call shows)
---   not here, since they stand for no bytes of this process: successful ipc calls, references taken and dropped, imported handles, baseline rows, frees of memory that was allocated before the agent came. They are in alloc_events
+--   not here, since they stand for no bytes of this process: successful ipc calls, references taken and dropped, imported handles, baseline rows, frees of memory that was allocated before the agent came, or before an imported trace began. They are in alloc_events
 WITH failures AS (
     SELECT *
     FROM alloc_events
@@ -52,6 +52,8 @@ chains AS (
     FROM alloc_events
     WHERE counted
       AND coalesce(result, 0) = 0
+      -- An import counts the end of a block that is older than its trace: allocator_timeline needs it.
+      AND NOT (source = 'import' AND op = 'free' AND memory_kind = 'framework_block' AND alloc_seq IS NULL)
       AND op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
     UNION ALL
     SELECT

@@ -275,6 +275,10 @@ SELECT
     slope AS growth_bytes_per_request, slope_at_least AS growth_at_least,
     oom_class(tried_bytes, free_bytes, stranded_bytes, releasable_bytes, card_bytes, process_bytes, others_bytes, slope_at_least) AS class,
     free_bytes + releasable_bytes + stranded_bytes AS reach_bytes,
-    greatest(tried_bytes - free_bytes - releasable_bytes - stranded_bytes, 0) AS missing_bytes,
+    -- greatest() passes over NULL, and an unknown number is not 0.
+    CASE
+        WHEN free_bytes + releasable_bytes + stranded_bytes IS NOT NULL
+            THEN greatest(tried_bytes - free_bytes - releasable_bytes - stranded_bytes, 0)
+    END AS missing_bytes,
     stack_id, folded, seq, lossy
 FROM weighed

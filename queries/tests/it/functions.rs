@@ -168,7 +168,11 @@ async fn page_waste_on_request_traces_is_as_published() {
         .unwrap();
     std::fs::write(&file, text.stdout).unwrap();
     session
-        .register_json("mooncake", file.to_str().unwrap(), JsonReadOptions::default())
+        .register_json(
+            "mooncake",
+            file.to_str().unwrap(),
+            JsonReadOptions::default(),
+        )
         .await
         .unwrap();
     let published = [0.03, 0.06, 0.12, 0.25, 0.51, 1.01];

@@ -220,7 +220,7 @@ fn failures() -> Vec<Value> {
             70,
             200,
             merge(
-                on_card(405, "GPU-H"),
+                on_card(405, "GPU-I"),
                 json!({
             "layer": "framework", "source": "usdt", "op": "oom", "api": "c10::reportOutOfMemoryToProfiler",
             "bytes": 0, "requested_bytes": 8 * MIB, "result": null, "device_free_bytes": MIB,
@@ -256,7 +256,7 @@ fn imported() -> Vec<Value> {
             "free_requested",
             "free",
             1024,
-            json!({"address": A + 512, "alloc_seq": 1}),
+            json!({"address": A + 512, "alloc_seq": 1, "alloc_stack_id": 51}),
         ),
         row(
             3,
@@ -300,7 +300,7 @@ fn imported() -> Vec<Value> {
             "free_requested",
             "free",
             10_000_384,
-            json!({"address": B, "alloc_seq": 5}),
+            json!({"address": B, "alloc_seq": 5, "alloc_stack_id": 51}),
         ),
     ]
 }
@@ -451,7 +451,7 @@ fn samples() -> Vec<Value> {
             100 + 5 * index,
             9100 + index,
             json!({
-            "gpu_uuid": "GPU-H", "allocated_bytes": allocated, "reserved_bytes": 2 * MIB,
+            "gpu_uuid": "GPU-I", "allocated_bytes": allocated, "reserved_bytes": 2 * MIB,
             "releasable_bytes": 0, "stranded_bytes": 2 * MIB - allocated,
             "largest_free_block_bytes": 2 * MIB - allocated, "segment_count": 1, "lossy": false}),
         )
