@@ -22,9 +22,11 @@ mod state;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod what_if;
 
 pub use rerun::{OomOutcome, Rerun, RerunCounts, Scenario};
 pub use stats::{PoolStat, Stat, Stats};
+pub use what_if::{Placement, WhatIf, what_if};
 
 use crate::map::PoolSize;
 use crate::rules;
@@ -33,6 +35,9 @@ use crate::trace::{Action, TraceEvent};
 use blocks::{Blocks, NONE, State};
 use lists::Lists;
 use space::Space;
+
+/// No card has more, whoever says so: device addresses stay below this.
+const MOST_BYTES: u64 = 1 << 57;
 
 /// What the allocator can take from. The default: a card without end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -156,6 +161,11 @@ impl Simulator {
     /// Where a held block begins.
     pub fn address(&self, id: BlockId) -> u64 {
         self.blocks[id.0].address
+    }
+
+    /// A held block's bytes, after rounding.
+    pub fn bytes(&self, id: BlockId) -> u64 {
+        self.blocks[id.0].bytes
     }
 
     /// What the driver has left; `None` for a card without end.
@@ -307,7 +317,7 @@ impl Simulator {
         if !self.driver_gives(bytes) {
             return None;
         }
-        let address = self.space.segment(bytes);
+        let address = self.space.segment(bytes)?;
         let block = self.blocks.insert(address, bytes, list);
         let size = self.lists.size(list);
         self.stats.segment.increase(size, 1);
@@ -320,7 +330,8 @@ impl Simulator {
     }
 
     fn driver_gives(&self, bytes: u64) -> bool {
-        self.driver_free().is_none_or(|free| free >= bytes)
+        let most = MOST_BYTES.saturating_sub(self.reserved);
+        bytes <= most.min(self.driver_free().unwrap_or(most))
     }
 
     fn count_reserved(&mut self, size: PoolSize, bytes: u64) {

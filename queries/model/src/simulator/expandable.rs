@@ -81,7 +81,7 @@ impl Simulator {
             return None;
         }
         let least = rules::round_up(rounded, chunk);
-        let (base, bytes) = self.space.reservation(bytes, least, chunk);
+        let (base, bytes) = self.space.reservation(bytes, least, chunk)?;
         let reservation = self.reservations.len() as u32;
         self.reservations.push(Reservation { base, bytes, chunk });
         let block = self.blocks.insert(base, bytes, list);
@@ -137,7 +137,7 @@ impl Simulator {
         let list = self.blocks[block].list;
         let Reservation { base, chunk, .. } =
             self.reservations[self.blocks[block].reservation as usize];
-        let first = base + rules::round_up(begin - base, chunk);
+        let first = base.saturating_add(rules::round_up(begin - base, chunk));
         let last = end - (end - base) % chunk;
         if first >= last {
             return;

@@ -65,18 +65,18 @@ impl Simulator {
         let wanted = rounded.max(limit);
         let smallest = self.lists.fits(list, wanted).next();
         if let Some((_, block)) = smallest
-            && self.blocks[block].reservation == NONE
+            && self.is_whole_segment(block)
         {
             self.release(block);
             return true;
         }
         // From the largest below the wanted size downwards; of blocks in expandable segments
-        // nothing is given back here.
+        // nothing is given back here, nor of segments that were split under other settings.
         let mut candidates: Vec<(u64, u32)> = self
             .lists
             .fits(list, limit)
             .take_while(|(bytes, _)| *bytes < wanted)
-            .filter(|(_, block)| self.blocks[*block].reservation == NONE)
+            .filter(|(_, block)| self.is_whole_segment(*block))
             .collect();
         let mut released = 0;
         while released < wanted
@@ -86,6 +86,11 @@ impl Simulator {
             released += bytes;
         }
         released >= wanted
+    }
+
+    fn is_whole_segment(&self, block: u32) -> bool {
+        let block = &self.blocks[block];
+        block.reservation == NONE && !block.is_split()
     }
 
     pub(super) fn collects_garbage(&self) -> bool {

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// The driver aligns to this.
 const ALIGNMENT: u64 = 2 << 20;
+/// Device addresses stay below 2^57; what is invented above them stays below this.
+const END: u64 = 1 << 62;
 
 #[derive(Debug, Clone)]
 pub(super) struct Space {
@@ -30,44 +32,50 @@ impl Default for Space {
 impl Space {
     /// Addresses from `address` on are free to be invented.
     pub fn begin_above(&mut self, address: u64) {
-        let aligned = address.checked_next_multiple_of(ALIGNMENT);
-        self.next = self.next.max(aligned.unwrap_or(address));
+        if address < END {
+            self.next = self.next.max(address.next_multiple_of(ALIGNMENT));
+        }
     }
 
     /// What the recorded allocator took for the coming request.
     pub fn suggest(&mut self, address: u64, bytes: u64) {
-        self.suggested.push((address, bytes));
+        if address.checked_add(bytes).is_some_and(|end| end <= END) {
+            self.suggested.push((address, bytes));
+        }
     }
 
     pub fn forget_suggestions(&mut self) {
         self.suggested.clear();
     }
 
-    /// A place for a segment of `bytes`.
-    pub fn segment(&mut self, bytes: u64) -> u64 {
+    /// A place for a segment of `bytes`; `None` where there are no addresses left.
+    pub fn segment(&mut self, bytes: u64) -> Option<u64> {
         let suggestion = self
             .suggested
             .iter()
             .position(|(address, suggested)| *suggested == bytes && self.is_free(*address, bytes));
         let address = match suggestion {
             Some(index) => self.suggested.remove(index).0,
-            None => self.invent(bytes),
+            None => self.invent(bytes)?,
         };
         self.used.insert(address, bytes);
-        address
+        Some(address)
     }
 
     /// A place for a reservation of `bytes`, and how many it got: one that begins where a trace
     /// suggests ends before what is in use already.
-    pub fn reservation(&mut self, bytes: u64, least: u64, chunk: u64) -> (u64, u64) {
+    pub fn reservation(&mut self, bytes: u64, least: u64, chunk: u64) -> Option<(u64, u64)> {
         let suggestion = self.suggested.iter().find_map(|(address, _)| {
             let room = self.room(*address).min(bytes);
             let room = room - room % chunk;
             (room >= least).then_some((*address, room))
         });
-        let (address, bytes) = suggestion.unwrap_or_else(|| (self.invent(bytes), bytes));
+        let (address, bytes) = match suggestion {
+            Some(place) => place,
+            None => (self.invent(bytes)?, bytes),
+        };
         self.used.insert(address, bytes);
-        (address, bytes)
+        Some((address, bytes))
     }
 
     /// Takes a range that a map has.
@@ -80,10 +88,14 @@ impl Space {
         self.used.remove(&address);
     }
 
-    fn invent(&mut self, bytes: u64) -> u64 {
+    fn invent(&mut self, bytes: u64) -> Option<u64> {
         let address = self.next;
-        self.begin_above(address.saturating_add(bytes));
-        address
+        let end = address.checked_add(bytes)?;
+        if end >= END {
+            return None;
+        }
+        self.begin_above(end);
+        Some(address)
     }
 
     fn is_free(&self, address: u64, bytes: u64) -> bool {

@@ -13,7 +13,7 @@ impl Simulator {
     /// What a map does not say is taken to be as usual: expandable ranges of one pool and stream
     /// belong to one reservation as far as one reaches, which begins with the lowest; all cached
     /// blocks have been idle equally long; private pools are in use; and a request that is not
-    /// known was as large as its block.
+    /// known (or is said to exceed its block) was as large as its block.
     pub fn from_map(
         device: i32,
         map: &AddressMap,
@@ -59,7 +59,7 @@ impl Simulator {
             before = Some(block.state);
             let number = self.blocks.insert(block.address, block.bytes, list);
             let taken = &mut self.blocks[number];
-            taken.requested = block.requested.unwrap_or(block.bytes);
+            taken.requested = block.requested.unwrap_or(block.bytes).min(block.bytes);
             taken.tag = block.tag;
             taken.state = match block.state {
                 BlockState::Allocated => State::Allocated,
@@ -137,9 +137,10 @@ impl Simulator {
             let base = first.address;
             let wanted = self.reservation_bytes(chunk).max(first.bytes);
             // A reservation ends before the next segment that is not its own.
-            let foreign = all
-                .iter()
-                .find(|segment| segment.address > base && segment.pool != first.pool);
+            let foreign = all.iter().find(|segment| {
+                let is_ours = segment.expandable && segment.pool == first.pool;
+                segment.address > base && !is_ours
+            });
             let room = foreign.map_or(u64::MAX, |segment| segment.address - base);
             let reach = base.saturating_add(wanted.min(room));
             let inside = ranges.partition_point(|range| range.end() <= reach).max(1);

@@ -16,13 +16,13 @@ pub struct Stat {
 impl Stat {
     pub(super) fn increase(&mut self, amount: u64) {
         self.current += amount;
-        self.allocated += amount;
+        self.allocated = self.allocated.saturating_add(amount);
         self.peak = self.peak.max(self.current);
     }
 
     pub(super) fn decrease(&mut self, amount: u64) {
         self.current -= amount;
-        self.freed += amount;
+        self.freed = self.freed.saturating_add(amount);
     }
 
     fn entries(&self, name: &str, into: &mut Vec<(String, u64)>) {

@@ -1,6 +1,8 @@
 use super::*;
 use crate::map::{AddressMap, BlockState, MapMeasures};
 
+mod outcomes;
+
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 

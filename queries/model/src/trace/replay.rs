@@ -73,6 +73,13 @@ struct Live {
     tag: Option<u64>,
 }
 
+impl Live {
+    /// A request that is said to exceed its block counts as the block.
+    fn counted_request(&self) -> u64 {
+        self.requested.unwrap_or(0).min(self.bytes)
+    }
+}
+
 /// One device's segments and blocks.
 #[derive(Debug, Clone, Default)]
 struct Device {
@@ -223,7 +230,7 @@ impl Device {
 
     fn insert(&mut self, address: u64, live: Live) {
         self.totals.active += live.bytes;
-        self.totals.requested += live.requested.unwrap_or(0);
+        self.totals.requested += live.counted_request();
         if !live.pending {
             self.totals.allocated += live.bytes;
         }
@@ -235,7 +242,7 @@ impl Device {
             return;
         };
         self.totals.active -= live.bytes;
-        self.totals.requested -= live.requested.unwrap_or(0);
+        self.totals.requested -= live.counted_request();
         if !live.pending {
             self.totals.allocated -= live.bytes;
         }

@@ -282,17 +282,7 @@ fn segments_before(
     counts: &mut StartCounts,
 ) -> Vec<Segment> {
     let mut undo = Undo {
-        segments: end
-            .segments
-            .iter()
-            .map(|segment| {
-                let segment = Segment {
-                    blocks: Vec::new(),
-                    ..segment.clone()
-                };
-                ((segment.pool.device, segment.address), segment)
-            })
-            .collect(),
+        segments: BTreeMap::new(),
         small: events
             .iter()
             .filter(|event| event.action == Action::Alloc || event.action == Action::FreeRequested)
@@ -301,6 +291,13 @@ fn segments_before(
             .collect(),
         missing: 0,
     };
+    for segment in &end.segments {
+        undo.cut(segment.pool.device, segment.address, segment.end());
+        undo.put(Segment {
+            blocks: Vec::new(),
+            ..segment.clone()
+        });
+    }
     for event in events.iter().rev() {
         match event.action {
             Action::SegmentAlloc | Action::SegmentMap => undo.take(event),
@@ -323,17 +320,23 @@ struct Undo {
 impl Undo {
     /// Undoes a segment's taking.
     fn take(&mut self, event: &TraceEvent) {
-        let (begin, end) = (event.address, event.address.saturating_add(event.bytes));
+        let end = event.address.saturating_add(event.bytes);
+        let removed = self.cut(event.device, event.address, end);
+        self.missing += u64::from(removed < event.bytes);
+    }
+
+    /// Takes a range out; says how many bytes of it there were.
+    fn cut(&mut self, device: i32, begin: u64, end: u64) -> u64 {
         let mut removed = 0;
         loop {
             let touched = self
                 .segments
-                .range(..(event.device, end))
+                .range(..(device, end))
                 .next_back()
-                .filter(|(at, segment)| at.0 == event.device && segment.end() > begin)
+                .filter(|(at, segment)| at.0 == device && segment.end() > begin)
                 .map(|(at, _)| *at);
             let Some(segment) = touched.and_then(|at| self.segments.remove(&at)) else {
-                break;
+                return removed;
             };
             removed += segment.end().min(end) - segment.address.max(begin);
             if segment.end() > end {
@@ -350,13 +353,16 @@ impl Undo {
                 });
             }
         }
-        self.missing += u64::from(removed < event.bytes);
     }
 
-    /// Undoes a segment's return.
+    /// Undoes a segment's return. Whatever was there in its place cannot have been.
     fn give(&mut self, event: &TraceEvent, expandable: bool) {
         let at = (event.device, event.address);
         let end = event.address.saturating_add(event.bytes);
+        if end == event.address {
+            return;
+        }
+        self.cut(event.device, event.address, end);
         let mut size = pool_size_of_segment(event.bytes);
         if expandable && self.small.range(at..(event.device, end)).next().is_some() {
             size = PoolSize::Small;
