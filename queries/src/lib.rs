@@ -6,6 +6,7 @@
 //! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
 //! - [`functions`]: the functions that SQL lacks, over the rules of `vramscope-model`.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
+//! - [`import`]: rows of PyTorch memory snapshots.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
 //! - [`describe`], [`statements`], [`near`]: what an interactive client needs.
 //!
@@ -25,6 +26,7 @@ pub mod describe;
 pub mod error;
 pub mod folder;
 pub mod functions;
+pub mod import;
 pub mod lake;
 pub mod near;
 pub mod quality;

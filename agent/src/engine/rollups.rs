@@ -23,6 +23,7 @@ impl Engine {
         for pid in pids {
             self.roll_up(pid, all);
         }
+        self.sample_all();
         self.ledger.next_window();
         self.window.counts.rollup_start_ns = self.clock.now_ns();
     }
@@ -100,7 +101,7 @@ impl Engine {
     }
 
     fn is_older_than_probes(&self, start: StartTime) -> bool {
-        start.wall_ns() < self.channel.generation as i64
+        start < StartTime::from_boottime_ns(self.channel.generation)
     }
 }
 

@@ -13,9 +13,8 @@ use std::collections::HashSet;
 
 use crate::Map;
 use crate::host::procfs::{self, Mapping};
-use crate::probes::hooks::HOOKS;
 use crate::probes::record::{Quality, Stack};
-use crate::spool::rows::StackRow;
+use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
 
 /// Keeps hashes inside the positive half of a BIGINT.
@@ -29,8 +28,12 @@ const CACHE_PER_PROCESS: usize = 32_768;
 /// written again, which costs space in the table and nothing else.
 const KNOWN: usize = 1 << 20;
 
+/// Return addresses whose names are kept: the stacks of a program share most of them. At some 300
+/// bytes each they take 10 MiB at most, and are looked up anew when there are more.
+const NAMED: usize = 32_768;
+
 /// Where one return address lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Location {
     module: ModuleId,
     /// Offset in the file, bytes.
@@ -69,6 +72,7 @@ pub struct Stacks {
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
+    named: Map<Location, Vec<FrameRow>>,
 }
 
 impl Stacks {
@@ -80,6 +84,7 @@ impl Stacks {
             known: HashSet::new(),
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
+            named: Map::default(),
         }
     }
 
@@ -119,13 +124,13 @@ impl Stacks {
         }
     }
 
-    /// The stack of a call of `hook` from its return addresses as the kernel side wrote them,
+    /// The stack of a call of the function `api` from its return addresses as the kernel side wrote them,
     /// innermost first; `cut` if there were more. `seen` gives mappings that were read earlier,
     /// for a process that is over.
     pub fn resolve(
         &mut self,
         pid: u32,
-        hook: u16,
+        api: &'static str,
         frames: &[u8],
         cut: bool,
         seen: impl FnOnce() -> Vec<Mapping>,
@@ -134,7 +139,8 @@ impl Stacks {
             return Stack::default();
         }
         // Wide enough for two stacks never to meet by chance.
-        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, u64::from(hook));
+        // A name's place in memory is as good as the name, and costs nothing to hash.
+        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, api.as_ptr() as u64);
         match self.spaces.get(&pid) {
             Some(space) => {
                 if let Some(stack) = space.resolved.get(&key) {
@@ -153,7 +159,7 @@ impl Stacks {
             .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
             .take_while(|address| *address != 0)
             .collect();
-        let stack = self.resolve_new(pid, hook, &addresses, cut);
+        let stack = self.resolve_new(pid, api, &addresses, cut);
         let space = self.spaces.entry(pid).or_default();
         if space.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.
@@ -163,7 +169,7 @@ impl Stacks {
         stack
     }
 
-    fn resolve_new(&mut self, pid: u32, hook: u16, frames: &[u64], cut: bool) -> Stack {
+    fn resolve_new(&mut self, pid: u32, api: &'static str, frames: &[u64], cut: bool) -> Stack {
         let mut locations = Vec::with_capacity(frames.len());
         let mut complete = !cut;
         let mut reread = false;
@@ -202,7 +208,6 @@ impl Stacks {
                 quality: Quality::Unresolved,
             };
         }
-        let api = HOOKS[hook as usize].symbol;
         let stack_id = self.hash(api, &locations);
         if self.known.len() >= KNOWN {
             self.known.clear();
@@ -244,8 +249,14 @@ impl Stacks {
     fn name(&mut self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
         for location in &stack.locations {
-            let module = self.modules.get(location.module);
-            frames.extend(self.symbolizer.frames(module, location.offset));
+            if self.named.len() >= NAMED {
+                self.named.clear();
+            }
+            let named = self.named.entry(*location).or_insert_with(|| {
+                let module = self.modules.get(location.module);
+                self.symbolizer.frames(module, location.offset)
+            });
+            frames.extend_from_slice(named);
         }
         let folded = symbols::folded(&frames);
         StackRow {

@@ -6,6 +6,8 @@ mod clock;
 mod containers;
 mod daemon;
 mod discovery;
+mod framework;
+mod kernel;
 mod losses;
 mod program;
 mod safety;

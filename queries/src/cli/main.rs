@@ -4,6 +4,7 @@
 //! 130 cancelled with Ctrl-C. Answers go to stdout, everything about them to stderr.
 
 mod door;
+mod import;
 mod map;
 mod output;
 mod prompt;
@@ -44,6 +45,7 @@ Examples:
   vramscope sql --data ./trace -c 'SELECT * FROM top_stacks'    one question
   vramscope sql --collector http://127.0.0.1:7717 report.sql    a file, asked of a collector
   vramscope map --data ./trace --svg map.svg                    the allocator's address map
+  vramscope import snapshot.pickle                              PyTorch's own record, as tables
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
 
@@ -75,6 +77,9 @@ enum Command {
     /// Show where a device's memory is, and the address map of its framework's allocator
     #[command(after_help = map::HELP)]
     Map(map::Arguments),
+    /// Import PyTorch memory snapshots, to ask questions of them
+    #[command(after_help = import::HELP)]
+    Import(import::Arguments),
     /// List the views, tables and functions, or explain one of them
     Views {
         /// View, table or function to explain
@@ -126,7 +131,7 @@ struct SqlArguments {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct Source {
-    /// Data folder: a trace (of `vramscope-agent trace -o`) or a collector's
+    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717
@@ -173,6 +178,7 @@ async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
         Command::Map(arguments) => map::run(arguments).await,
+        Command::Import(arguments) => import::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
             reference::markdown()
