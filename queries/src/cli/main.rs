@@ -5,8 +5,12 @@
 
 mod door;
 mod import;
+mod map;
 mod output;
 mod prompt;
+mod rows;
+mod target;
+mod text;
 mod threads;
 
 use std::io::{IsTerminal, Read, Write};
@@ -40,6 +44,7 @@ Examples:
   vramscope sql --data ./trace                                  a prompt over a trace
   vramscope sql --data ./trace -c 'SELECT * FROM top_stacks'    one question
   vramscope sql --collector http://127.0.0.1:7717 report.sql    a file, asked of a collector
+  vramscope map --data ./trace --svg map.svg                    the allocator's address map
   vramscope import snapshot.pickle                              PyTorch's own record, as tables
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
@@ -69,12 +74,15 @@ enum Command {
     /// Ask questions in SQL; without one, open a prompt
     #[command(after_help = SQL_HELP)]
     Sql(SqlArguments),
+    /// Show where a device's memory is, and the address map of its framework's allocator
+    #[command(after_help = map::HELP)]
+    Map(map::Arguments),
     /// Import PyTorch memory snapshots, to ask questions of them
     #[command(after_help = import::HELP)]
     Import(import::Arguments),
-    /// List the views and tables, or explain one of them
+    /// List the views, tables and functions, or explain one of them
     Views {
-        /// View or table to explain
+        /// View, table or function to explain
         name: Option<String>,
     },
     /// Print the SQL reference as Markdown
@@ -169,6 +177,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
 async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
+        Command::Map(arguments) => map::run(arguments).await,
         Command::Import(arguments) => import::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
@@ -188,7 +197,9 @@ async fn views(name: Option<String>) -> anyhow::Result<(String, u8)> {
     catalog
         .describe(&name)
         .map(|text| (text, 0))
-        .with_context(|| format!("no view or table named {name:?}; `vramscope views` lists them"))
+        .with_context(|| {
+            format!("no view, table or function named {name:?}; `vramscope views` lists them")
+        })
 }
 
 fn print_or_fail(text: anyhow::Result<(String, u8)>) -> u8 {

@@ -8,8 +8,11 @@ mod bad_input;
 mod cli;
 mod docs;
 mod folder;
-mod kinds;
+mod functions;
+mod import;
 mod limits;
 mod remote;
 mod seed;
 mod slt;
+#[path = "../../snapshot/tests/it/writer.rs"]
+mod writer;
