@@ -6,6 +6,7 @@
 mod placement;
 mod processes;
 mod rollups;
+mod samples;
 mod window;
 
 use std::cell::RefCell;
@@ -26,8 +27,9 @@ use crate::host::identity::StartTime;
 use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
+use crate::probes::framework::Told;
 use crate::probes::order::{Ordered, Orderer, Waiting};
-use crate::probes::record::{self, Decoded};
+use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::Stacks;
@@ -75,6 +77,10 @@ pub struct Engine {
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
     orderer: Orderer,
+    /// When the last event that is in the books took effect, CLOCK_MONOTONIC nanoseconds.
+    applied_ns: u64,
+    /// When the ring was last found empty, the same clock; none while it is being read.
+    emptied_ns: Option<u64>,
     ledger: Ledger,
     stacks: Stacks,
     rows: Rows,
@@ -181,6 +187,8 @@ impl Engine {
             discovery,
             sampler,
             orderer,
+            applied_ns: clock::monotonic_ns(),
+            emptied_ns: None,
             ledger,
             stacks,
             output,
@@ -262,8 +270,16 @@ impl Engine {
         self.discovery.known().off().map(str::to_string)
     }
 
+    /// Up to when the books tell what was, CLOCK_MONOTONIC nanoseconds: they are behind the clock
+    /// while events wait to be read or for their turn.
+    fn known_until_ns(&self) -> u64 {
+        let emptied = self.emptied_ns.filter(|_| self.orderer.is_idle());
+        self.applied_ns.max(emptied.unwrap_or(0))
+    }
+
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
+        self.emptied_ns = None;
         let Self {
             channel,
             orderer,
@@ -287,18 +303,25 @@ impl Engine {
                 }
             };
             // What has to be done while the process can be asked is not left for the event's turn.
+            let (tgid, probed) = match &event {
+                Event::Call(call) => (call.tgid, call.hook().symbol),
+                Event::Framework(told) => (told.tgid, told.probed()),
+                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, ""),
+            };
+            let wanted = |filter: &mut Box<dyn Filter>| filter.wants(tgid);
+            let stack = if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
+                let seen = || {
+                    let known = discovery.known();
+                    let seen = known.seen(tgid);
+                    seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
+                };
+                stacks.resolve(tgid, probed, frames, cut, seen)
+            } else {
+                Stack::default()
+            };
             match &mut event {
-                Event::Call(call) => {
-                    let wanted = |filter: &mut Box<dyn Filter>| filter.wants(call.tgid);
-                    if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
-                        let seen = || {
-                            let known = discovery.known();
-                            let seen = known.seen(call.tgid);
-                            seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
-                        };
-                        call.stack = stacks.resolve(call.tgid, call.hook, frames, cut, seen);
-                    }
-                }
+                Event::Call(call) => call.stack = stack,
+                Event::Framework(told) => told.stack = stack,
                 Event::Exec { tgid, .. } => {
                     stacks.forget(*tgid);
                     discovery.look(*tgid);
@@ -311,14 +334,18 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
+        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
         taken
     }
 
     fn handle(&mut self, ordered: &Ordered) {
+        self.applied_ns = self.applied_ns.max(ordered.event.effect_ns());
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
+            Event::Framework(told) => self.handle_told(ordered, told),
             Event::Exec { tgid, seq, at_ns } => {
                 self.retire_predecessor(*tgid, true);
+                self.sample_last(*tgid);
                 let before = self.rows.alloc_events.len();
                 self.with_desk(|ledger, desk| ledger.replaced(*tgid, *seq, *at_ns, desk));
                 self.card_of.borrow_mut().clear();
@@ -345,24 +372,43 @@ impl Engine {
         }
         self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
-        match self.ledger.get(call.tgid) {
-            Some(process) if process.exiting.is_some() => self.retire_predecessor(call.tgid, false),
-            _ => {}
-        }
-        if self.ledger.get(call.tgid).is_none() {
-            let seen = self.discovery.known().seen(call.tgid).cloned();
-            if seen.is_none() {
-                self.discovery.meet(call.tgid);
-            }
-            let seen = seen.map(|seen| (seen.start, seen.program));
-            self.ledger.meet(call.tgid, call.enter_ns, seen);
-            self.report_process(call.tgid);
-        }
+        self.meet(call.tgid, call.enter_ns);
         let before = self.rows.alloc_events.len();
         let turn = Turn { ordered, call };
         self.with_desk(|ledger, desk| ledger.apply(turn, desk));
         self.place_new(before);
         self.told_of_rows(before, false);
+    }
+
+    fn handle_told(&mut self, ordered: &Ordered, told: &Told) {
+        let wanted = |filter: &mut Box<dyn Filter>| filter.wants(told.tgid);
+        if !self.filter.as_mut().is_none_or(wanted) {
+            return;
+        }
+        self.window.counts.usdt_events += 1;
+        self.totals.events += 1;
+        self.meet(told.tgid, told.at_ns);
+        let before = self.rows.alloc_events.len();
+        self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
+        self.sample_oom(told, before);
+        self.told_of_rows(before, false);
+    }
+
+    /// Enters a process in the books that has done something, if it is not there.
+    fn meet(&mut self, pid: u32, at_ns: u64) {
+        match self.ledger.get(pid) {
+            Some(process) if process.exiting.is_some() => self.retire_predecessor(pid, false),
+            _ => {}
+        }
+        if self.ledger.get(pid).is_none() {
+            let seen = self.discovery.known().seen(pid).cloned();
+            if seen.is_none() {
+                self.discovery.meet(pid);
+            }
+            let seen = seen.map(|seen| (seen.start, seen.program));
+            self.ledger.meet(pid, at_ns, seen);
+            self.report_process(pid);
+        }
     }
 
     /// The books, and a desk with what the engine knows of cards and time.

@@ -4,7 +4,8 @@
 //! return), but they arrive when calls return. So an event waits until all lower numbers are
 //! there, at most `hold`: a free that the driver is long over, or a lost record, must not stop
 //! the rest. A call made inside another traced call arrives first and waits for the outer one,
-//! which has the stack and the number it will name as its parent.
+//! which has the stack and the number it will name as its parent. What a framework's allocator
+//! reports waits for the probe that follows on its thread, until the thread does something else.
 //!
 //! Invariants:
 //! - every event that goes in comes out exactly once;
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::framework::{Told, What};
 use super::hooks::Layer;
 use super::record::Stack;
 use super::{Event, TracedCall};
@@ -39,11 +41,12 @@ pub struct Waiting {
     pub next_seq: Option<u64>,
     pub nested: Vec<TracedCall>,
     pub ordered: Vec<Ordered>,
+    pub halves: Vec<Told>,
 }
 
 impl Waiting {
     pub fn is_empty(&self) -> bool {
-        self.nested.is_empty() && self.ordered.is_empty()
+        self.nested.is_empty() && self.ordered.is_empty() && self.halves.is_empty()
     }
 }
 
@@ -52,6 +55,8 @@ pub struct Orderer {
     hold_ns: u64,
     /// Calls whose enclosing call has not returned, by thread.
     nested: Map<u32, Vec<(u64, TracedCall)>>,
+    /// Reports whose probe has not followed, by thread.
+    halves: Map<u32, (u64, Told)>,
     /// Events whose turn it was when they came: with one thread at work, nearly all.
     ready: VecDeque<Ordered>,
     /// Events whose turn has not come, with their time of arrival.
@@ -65,6 +70,7 @@ impl Orderer {
         Self {
             hold_ns: hold.as_nanos() as u64,
             nested: Map::default(),
+            halves: Map::default(),
             ready: VecDeque::new(),
             turns: BTreeMap::new(),
             next_seq,
@@ -80,9 +86,20 @@ impl Orderer {
                 .or_default()
                 .push((now_ns, call));
         }
+        for told in waiting.halves {
+            self.halves.insert(told.tid, (now_ns, told));
+        }
         for ordered in waiting.ordered {
             self.turns.insert(ordered.event.seq(), (now_ns, ordered));
         }
+    }
+
+    /// Whether nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.nested.values().all(Vec::is_empty)
+            && self.halves.is_empty()
+            && self.ready.is_empty()
+            && self.turns.is_empty()
     }
 
     /// What waits now.
@@ -101,6 +118,7 @@ impl Orderer {
                 .chain(self.turns.values().map(|(_, ordered)| ordered))
                 .cloned()
                 .collect(),
+            halves: self.halves.values().map(|(_, told)| told.clone()).collect(),
         }
     }
 
@@ -112,6 +130,7 @@ impl Orderer {
             .flatten()
             .any(|(_, call)| call.tgid == pid);
         nested
+            || self.halves.values().any(|(_, told)| told.tgid == pid)
             || self.ready.iter().any(|ordered| ordered.event.tgid() == pid)
             || self
                 .turns
@@ -121,6 +140,13 @@ impl Orderer {
 
     /// Takes an event that arrived at `now_ns`.
     pub fn push(&mut self, event: Event, now_ns: u64) {
+        if let Event::Framework(told) = event {
+            self.push_told(told, now_ns);
+            return;
+        }
+        if !self.halves.is_empty() {
+            self.release_half_before(&event);
+        }
         let call = match event {
             Event::Call(call) if call.parent_enter_ns.is_some() => {
                 self.nested
@@ -149,6 +175,62 @@ impl Orderer {
         }
     }
 
+    /// Puts the two halves of an allocator's event together.
+    fn push_told(&mut self, mut told: Told, now_ns: u64) {
+        let before = self.halves.remove(&told.tid);
+        match before {
+            Some((arrived, mut half)) if told.what == What::Rest && half.seq == told.seq => {
+                half.complete(&told);
+                self.insert(Ordered::plain(Event::Framework(half)), arrived);
+                return;
+            }
+            Some((arrived, half)) => self.insert(Ordered::plain(Event::Framework(half)), arrived),
+            None => {}
+        }
+        if told.is_half() {
+            let tid = told.tid;
+            self.halves.insert(tid, (now_ns, told));
+            return;
+        }
+        // Its report was lost, or not waited for any longer.
+        told.announced |= told.what == What::Rest;
+        self.insert(Ordered::plain(Event::Framework(told)), now_ns);
+    }
+
+    /// A thread that does something else has no more to say about its last block.
+    fn release_half_before(&mut self, event: &Event) {
+        let tids: Vec<u32> = match event {
+            Event::Call(call) => vec![call.tid],
+            Event::Framework(_) => Vec::new(),
+            Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => self
+                .halves
+                .iter()
+                .filter(|(_, (_, told))| told.tgid == *tgid)
+                .map(|(tid, _)| *tid)
+                .collect(),
+        };
+        for tid in tids {
+            if let Some((arrived, told)) = self.halves.remove(&tid) {
+                self.insert(Ordered::plain(Event::Framework(told)), arrived);
+            }
+        }
+    }
+
+    /// Reports that no probe followed: the program allocates without telling what was asked for.
+    fn give_up_halves(&mut self, overdue: impl Fn(u64) -> bool) {
+        let late: Vec<u32> = self
+            .halves
+            .iter()
+            .filter(|(_, (arrived, _))| overdue(*arrived))
+            .map(|(tid, _)| *tid)
+            .collect();
+        for tid in late {
+            if let Some((arrived, told)) = self.halves.remove(&tid) {
+                self.insert(Ordered::plain(Event::Framework(told)), arrived);
+            }
+        }
+    }
+
     fn insert(&mut self, ordered: Ordered, now_ns: u64) {
         let seq = ordered.event.seq();
         if self.turns.is_empty() && self.next_seq == Some(seq) {
@@ -169,6 +251,12 @@ impl Orderer {
         let overdue = |arrived: u64| now_ns.saturating_sub(arrived) >= hold_ns;
         if !self.nested.is_empty() {
             self.give_up_nested(|arrived| overdue(arrived.saturating_add(hold_ns)));
+        }
+        if !self.halves.is_empty() {
+            self.give_up_halves(overdue);
+            if let Some(ordered) = self.ready.pop_front() {
+                return Some(ordered);
+            }
         }
         let entry = self.turns.first_entry()?;
         let seq = *entry.key();
@@ -201,6 +289,7 @@ impl Ordered {
     fn plain(event: Event) -> Self {
         let (stack, context) = match &event {
             Event::Call(call) => (call.stack, call.context),
+            Event::Framework(told) => (told.stack, None),
             _ => (Stack::default(), None),
         };
         Self {
@@ -438,5 +527,75 @@ mod tests {
             }
             prop_assert_eq!(out, (1..60).collect::<Vec<u64>>());
         }
+    }
+
+    fn told(what: What, tid: u32, seq: u64) -> Told {
+        Told {
+            what,
+            tgid: 1,
+            tid,
+            seq,
+            at_ns: seq,
+            address: 0x7000,
+            bytes: if what == What::Report { 512 } else { 0 },
+            totals: None,
+            device: Some(0),
+            asked: (what == What::Rest).then_some((500, 2)),
+            announced: false,
+            stack: Stack::default(),
+        }
+    }
+
+    fn asked(orderer: &mut Orderer, now_ns: u64) -> Vec<(u64, Option<(u64, i64)>)> {
+        let next = || match orderer.next(now_ns)?.event {
+            Event::Framework(told) => Some((told.seq, told.asked)),
+            other => Some((other.seq(), None)),
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    /// Two threads; the second's probe comes before the first's.
+    #[test]
+    fn a_report_and_its_probe_are_one_event() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Framework(told(What::Report, 1, 1)), 0);
+        orderer.push(Event::Framework(told(What::Report, 2, 2)), 0);
+        assert!(orderer.concerns(1) && !orderer.waiting().is_empty());
+        orderer.push(Event::Framework(told(What::Rest, 2, 2)), 0);
+        assert_eq!(asked(&mut orderer, 0), []);
+        // Also across a restart.
+        let waiting = orderer.waiting();
+        let mut orderer = Orderer::new(HOLD, None);
+        orderer.restore(waiting, 0);
+        orderer.push(Event::Framework(told(What::Rest, 1, 1)), 0);
+        let whole = Some((500, 2));
+        assert_eq!(asked(&mut orderer, 0), [(1, whole), (2, whole)]);
+        assert!(orderer.waiting().is_empty());
+    }
+
+    /// Without a probe a report waits until its thread does something else, or long enough.
+    #[test]
+    fn a_report_without_a_probe_is_an_event_by_itself() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Framework(told(What::Report, 1, 1)), 0);
+        orderer.push(Event::Framework(told(What::Report, 1, 2)), 0);
+        assert_eq!(asked(&mut orderer, 0), [(1, None)]);
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 30, None)), 0);
+        assert_eq!(asked(&mut orderer, 0), [(2, None), (3, None)]);
+        orderer.push(Event::Framework(told(What::Report, 1, 4)), 0);
+        assert_eq!(asked(&mut orderer, 999), []);
+        assert_eq!(asked(&mut orderer, 1000), [(4, None)]);
+        // What comes after all is not thrown away: the books have the block.
+        orderer.push(Event::Framework(told(What::Rest, 1, 4)), 1000);
+        assert_eq!(asked(&mut orderer, 1000), [(4, Some((500, 2)))]);
+        // A process that ends says no more.
+        orderer.push(Event::Framework(told(What::Report, 1, 5)), 1000);
+        let exit = Event::Exit {
+            tgid: 1,
+            seq: 6,
+            at_ns: 0,
+        };
+        orderer.push(exit, 1000);
+        assert_eq!(asked(&mut orderer, 1000), [(5, None), (6, None)]);
     }
 }
