@@ -224,15 +224,16 @@ fn compile(project: &Project, small: &Small, name: &str, standins: &Path) -> Res
     Ok(program)
 }
 
-/// A command on the stand-ins with PyTorch: its libraries look for the vendor's in folders of their own
-/// first, so the stand-ins are loaded before them.
-pub fn on_standins(project: &Project, command: &mut Command) {
+/// A command on the stand-ins with PyTorch's `libraries`: those look for the vendor's in folders of their
+/// own first, so the stand-ins are loaded before them.
+pub fn on_standins(project: &Project, libraries: &Path, command: &mut Command) {
     let folder = project.standins();
     let first = ["libcudart.so.13", "libcupti.so.13"].map(|name| folder.join(name));
     let [cudart, cupti] = first.map(|path| path.display().to_string());
-    command
-        .env("LD_PRELOAD", format!("{cudart}:{cupti}"))
-        .env("LD_LIBRARY_PATH", folder);
+    command.env("LD_PRELOAD", format!("{cudart}:{cupti}")).env(
+        "LD_LIBRARY_PATH",
+        format!("{}:{}", folder.display(), libraries.display()),
+    );
 }
 
 fn compiler() -> Result<PathBuf> {

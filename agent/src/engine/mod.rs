@@ -77,6 +77,10 @@ pub struct Engine {
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
     orderer: Orderer,
+    /// When the last event that is in the books took effect, CLOCK_MONOTONIC nanoseconds.
+    applied_ns: u64,
+    /// When the ring was last found empty, the same clock; none while it is being read.
+    emptied_ns: Option<u64>,
     ledger: Ledger,
     stacks: Stacks,
     rows: Rows,
@@ -183,6 +187,8 @@ impl Engine {
             discovery,
             sampler,
             orderer,
+            applied_ns: clock::monotonic_ns(),
+            emptied_ns: None,
             ledger,
             stacks,
             output,
@@ -264,8 +270,16 @@ impl Engine {
         self.discovery.known().off().map(str::to_string)
     }
 
+    /// Up to when the books tell what was, CLOCK_MONOTONIC nanoseconds: they are behind the clock
+    /// while events wait to be read or for their turn.
+    fn known_until_ns(&self) -> u64 {
+        let emptied = self.emptied_ns.filter(|_| self.orderer.is_idle());
+        self.applied_ns.max(emptied.unwrap_or(0))
+    }
+
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
+        self.emptied_ns = None;
         let Self {
             channel,
             orderer,
@@ -320,10 +334,12 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
+        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
         taken
     }
 
     fn handle(&mut self, ordered: &Ordered) {
+        self.applied_ns = self.applied_ns.max(ordered.event.effect_ns());
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
             Event::Framework(told) => self.handle_told(ordered, told),

@@ -12,13 +12,14 @@ const BLOCKS: usize = 400_000;
 const BLOCKS_PER_WINDOW: usize = 1_000_000;
 
 impl Engine {
-    /// Every process's allocator, as it is at the end of a window.
+    /// Every process's allocator, as it is at the end of a window. Its time is the one that the books
+    /// have reached, which is less than the clock's while events wait.
     pub(super) fn sample_all(&mut self) {
         if self.flush_failed {
             // Rows wait already, and each try would add more.
             return;
         }
-        let ts_ns = self.clock.now_ns();
+        let ts_ns = self.clock.from_monotonic(self.known_until_ns());
         let pids: Vec<u32> = self
             .ledger
             .processes()

@@ -94,6 +94,14 @@ impl Orderer {
         }
     }
 
+    /// Whether nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.nested.values().all(Vec::is_empty)
+            && self.halves.is_empty()
+            && self.ready.is_empty()
+            && self.turns.is_empty()
+    }
+
     /// What waits now.
     pub fn waiting(&self) -> Waiting {
         Waiting {

@@ -7,6 +7,7 @@ mod containers;
 mod daemon;
 mod discovery;
 mod framework;
+mod kernel;
 mod losses;
 mod program;
 mod safety;
