@@ -175,11 +175,23 @@ pub fn full(cache: &Path) -> Result<Full> {
 /// # Errors
 /// Without a C++ compiler, or with what the compiler says.
 pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
+    compile(project, small, "harness", &project.standins())
+}
+
+/// The program that makes pairs of an allocation and a free for benchmarks, compiled likewise.
+///
+/// # Errors
+/// As for [`harness`].
+pub fn pairs(project: &Project, small: &Small) -> Result<PathBuf> {
+    compile(project, small, "pairs", &project.release_standins())
+}
+
+fn compile(project: &Project, small: &Small, name: &str, standins: &Path) -> Result<PathBuf> {
     let sources = project.root.join("agent/fakes/torch");
     let folder = project.target.join("torch");
-    let program = folder.join("harness");
+    let program = folder.join(name);
     let inputs = [
-        sources.join("harness.cpp"),
+        sources.join(format!("{name}.cpp")),
         sources.join("include/cuda_runtime_api.h"),
         small.libraries.join("libc10_cuda.so"),
     ];
@@ -189,7 +201,7 @@ pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
     let compiler = compiler()?;
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("failed to create {}", folder.display()))?;
-    let partial = folder.join("harness.partial");
+    let partial = folder.join(format!("{name}.partial"));
     let libraries = small.libraries.display().to_string();
     let mut compile = Command::new(compiler);
     compile
@@ -201,11 +213,12 @@ pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
         .arg("-I")
         .arg(&small.headers)
         .args([&format!("-L{libraries}"), "-lc10_cuda", "-lc10"])
-        .arg(format!("-L{}", project.standins().display()))
+        .arg(format!("-L{}", standins.display()))
         .arg("-l:libcudart.so.13")
         // The library wants versioned names; the stand-in's are not, and satisfy them all the same.
-        .arg("-Wl,--allow-shlib-undefined");
-    run("compiling the harness of PyTorch's allocator", &mut compile)?;
+        .arg("-Wl,--allow-shlib-undefined")
+        .arg(format!("-Wl,-rpath,{libraries}"));
+    run("compiling a program over PyTorch's allocator", &mut compile)?;
     std::fs::rename(&partial, &program)
         .with_context(|| format!("failed to write {}", program.display()))?;
     Ok(program)

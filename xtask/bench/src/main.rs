@@ -24,6 +24,8 @@ struct Cli {
 enum Part {
     /// Call one function in copies of one library, in turns, and measure a call in each.
     Rounds(rounds::Rounds),
+    /// Hold empty programs at places of files until the input ends.
+    Hold(empty::Hold),
     /// Allocate and free at a pace from many stacks.
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
@@ -38,6 +40,7 @@ enum Part {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().part {
         Part::Rounds(options) => rounds::run(&options),
+        Part::Hold(options) => empty::hold(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),

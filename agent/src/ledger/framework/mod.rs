@@ -329,7 +329,10 @@ impl Ledger {
         let attempts = &self.processes[&pid].attempts;
         let has_room = attempts.len() < ATTEMPTS || attempts.contains_key(&tid);
         let free = turn.call.out.filter(|_| turn.succeeded() && has_room);
-        let Some(free) = free else { return };
+        let Some(mut free) = free else { return };
+        if turn.call.hook().narrow {
+            free = u64::from(free as u32);
+        }
         let mut attempt = attempts.get(&tid).copied().unwrap_or_default();
         attempt.device_free = Some(free);
         self.settle_attempt(pid, tid, Some(attempt));

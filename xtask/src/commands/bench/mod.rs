@@ -7,6 +7,7 @@
 
 mod agent;
 mod daemon;
+mod framework;
 mod parquet;
 mod probes;
 
@@ -25,6 +26,7 @@ use crate::project::Project;
 #[command(after_help = "Examples:
   cargo xtask bench probes           what a traced call costs, against an empty probe and bpftrace
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
+  cargo xtask bench framework        what tracing costs a pair of PyTorch's allocator
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
   cargo xtask bench                  all of them
 
@@ -47,6 +49,8 @@ pub enum Name {
     Probes,
     /// The whole agent: events a second on one core, losses, CPU, memory.
     Agent,
+    /// Cost of a traced pair of PyTorch's allocator against empty probes at the same places.
+    Framework,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
 }
@@ -124,6 +128,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
         let (text, figures) = match name {
             Name::Probes => ("probes", probes::measure(project)?),
             Name::Agent => ("agent", agent::measure(project)?),
+            Name::Framework => ("framework", framework::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
         };
         let json = to_json(&figures)?;
