@@ -80,7 +80,11 @@ impl Counts {
             .filter(|(_, count)| *count > 0)
             .map(|(cause, count)| (cause, count as i64))
             .collect();
-        for cause in Table::ALL.map(room::cause).into_iter().chain(room::RECORDER) {
+        for cause in Table::ALL
+            .map(room::cause)
+            .into_iter()
+            .chain(room::RECORDER)
+        {
             let rows = self.no_room.get(cause).copied().unwrap_or(0);
             if rows > 0 {
                 lost.push((cause, rows as i64));

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::Int64Type;
 use arrow::error::ArrowError;
@@ -196,7 +196,11 @@ pub fn count(path: &Path, pick: Pick, travelled: &Ranges) -> anyhow::Result<(u64
         ["process_id", "ts_ns", "op"].into_iter(),
     );
     let (mut left, mut gone) = (0, 0);
-    for batch in builder.with_projection(mask).build().with_context(reading)? {
+    for batch in builder
+        .with_projection(mask)
+        .build()
+        .with_context(reading)?
+    {
         let batch = batch.with_context(reading)?;
         let (processes, times) = (longs(&batch, "process_id")?, longs(&batch, "ts_ns")?);
         let ops = ops(&batch)?;
@@ -321,10 +325,19 @@ mod tests {
         };
         let path = entry.path(Path::new(""));
         let name = path.to_str().unwrap();
-        assert_eq!(name, "00000000000000000042--5-1795957501000000000-50000.parquet");
+        assert_eq!(
+            name,
+            "00000000000000000042--5-1795957501000000000-50000.parquet"
+        );
         assert_eq!(parse(name), Some(entry.clone()));
-        let both = Entry { last_ns: -1, ..entry };
-        assert_eq!(parse(both.path(Path::new("")).to_str().unwrap()), Some(both));
+        let both = Entry {
+            last_ns: -1,
+            ..entry
+        };
+        assert_eq!(
+            parse(both.path(Path::new("")).to_str().unwrap()),
+            Some(both)
+        );
         for other in [
             "state",
             "stacks-0000000001.parquet",

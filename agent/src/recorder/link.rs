@@ -77,7 +77,10 @@ impl Link {
     pub fn ask(&self, request: Request) -> bool {
         let mut inside = self.inside();
         let is_known = inside.answers.contains_key(&request.id)
-            || inside.waiting.iter().any(|waiting| waiting.id == request.id);
+            || inside
+                .waiting
+                .iter()
+                .any(|waiting| waiting.id == request.id);
         if is_known {
             return true;
         }

@@ -44,8 +44,8 @@ use crate::spool::{folder, room};
 use files::{Entry, OOM, Pick};
 pub use link::{Answer, Link, Request};
 use shelf::Shelf;
-use state::{Cause, Found, MAX_SPANS, Span, State};
 pub use state::Stretch;
+use state::{Cause, Found, MAX_SPANS, Span, State};
 
 /// Folder below the spool.
 pub const FOLDER: &str = "recorder";
@@ -419,7 +419,8 @@ impl Recorder {
         };
         let origin = carrier.origin();
         let number = origin.batch_seq as u64;
-        let batches = tables::event_batches(events, origin).chain(tables::event_batches(ooms, origin));
+        let batches =
+            tables::event_batches(events, origin).chain(tables::event_batches(ooms, origin));
         let note = serde_json::to_string(&contents)?;
         let bytes = parquet_file::encode_with_note(Table::AllocEvents, batches, Some(note))?;
         let size = room::on_disk(bytes.len() as u64);
@@ -432,7 +433,9 @@ impl Recorder {
             return Ok(false);
         }
         if !carrier.leaves_reserve(size) {
-            self.complain(&anyhow::anyhow!("the file system has no room besides its reserve"));
+            self.complain(&anyhow::anyhow!(
+                "the file system has no room besides its reserve"
+            ));
             return Ok(false);
         }
         let entry = Entry {
@@ -450,7 +453,10 @@ impl Recorder {
         self.uncommitted_rows += entry.rows;
         self.entries.push(entry);
         let mut missing = HashSet::new();
-        for id in all().flat_map(|row| [row.stack_id, row.alloc_stack_id]).flatten() {
+        for id in all()
+            .flat_map(|row| [row.stack_id, row.alloc_stack_id])
+            .flatten()
+        {
             if !self.shelf.use_it(id, number) && missing.len() < MAX_ASKED {
                 missing.insert(id);
             }
@@ -697,11 +703,16 @@ impl Recorder {
         } else if self.options.travel == Travel::Always && self.entries.is_empty() {
             Some("this agent records nothing: raw framework events travel anyway (framework_events = \"always\")".to_string())
         } else if self.options.is_off() {
-            Some("this agent's recorder is off (recorder_bytes or recorder_minutes is 0)".to_string())
+            Some(
+                "this agent's recorder is off (recorder_bytes or recorder_minutes is 0)"
+                    .to_string(),
+            )
         } else if request.to_ns.saturating_sub((self.now_ns)()) > nanos(self.options.max_age) {
             Some("it ends further in the future than the recorder reaches".to_string())
         } else if open >= MAX_REQUESTS {
-            Some(format!("{MAX_REQUESTS} requests are open already; ask again later"))
+            Some(format!(
+                "{MAX_REQUESTS} requests are open already; ask again later"
+            ))
         } else {
             None
         };
@@ -907,7 +918,7 @@ impl Recorder {
             rows: self.entries.iter().map(|entry| entry.rows).sum(),
             first_ns: self.entries.iter().map(|entry| entry.first_ns).min(),
             last_ns: self.entries.iter().map(|entry| entry.last_ns).max(),
-            stacks: self.shelf.len(),
+            stacks: self.shelf.count(),
             recorded_rows: self.recorded_rows,
             full_rows: self.full_rows,
             off_rows: self.off_rows,

@@ -22,10 +22,6 @@ impl Ranges {
         self.0.insert(at, (from, to));
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub fn contains(&self, ns: i64) -> bool {
         let after = self.0.partition_point(|(from, _)| *from <= ns);
         after > 0 && ns < self.0[after - 1].1

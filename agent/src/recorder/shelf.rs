@@ -19,7 +19,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::array::{AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::Int64Type;
 use parquet::arrow::ProjectionMask;
@@ -68,9 +68,12 @@ fn list(folder: &Path) -> anyhow::Result<Vec<ShelfFile>> {
     for found in std::fs::read_dir(folder).with_context(reading)? {
         let found = found.with_context(reading)?;
         let name = found.file_name();
-        let number = name
-            .to_str()
-            .and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok());
+        let number = name.to_str().and_then(|name| {
+            name.strip_prefix(PREFIX)?
+                .strip_suffix(SUFFIX)?
+                .parse()
+                .ok()
+        });
         if let (Some(number), Ok(metadata)) = (number, found.metadata()) {
             let bytes = metadata.len();
             files.push(ShelfFile { number, bytes });
@@ -91,7 +94,10 @@ fn ids(path: &Path) -> anyhow::Result<Vec<i64>> {
 }
 
 /// Rows of files of stacks for which `wanted` says so.
-fn pick(paths: &[PathBuf], mut wanted: impl FnMut(i64) -> bool) -> anyhow::Result<Vec<RecordBatch>> {
+fn pick(
+    paths: &[PathBuf],
+    mut wanted: impl FnMut(i64) -> bool,
+) -> anyhow::Result<Vec<RecordBatch>> {
     let mut picked = Vec::new();
     for path in paths {
         let reading = || format!("failed to read {}", path.display());
@@ -149,7 +155,10 @@ impl Shelf {
                 }
                 // Its stacks are asked for again.
                 Err(error) => {
-                    tracing::warn!("stacks of the recorder are lost: {}: {error:#}", path.display());
+                    tracing::warn!(
+                        "stacks of the recorder are lost: {}: {error:#}",
+                        path.display()
+                    );
                     let _ = std::fs::remove_file(&path);
                 }
             }
@@ -161,12 +170,8 @@ impl Shelf {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.places.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
     }
 
     pub fn has(&self, stack_id: i64) -> bool {
@@ -200,7 +205,10 @@ impl Shelf {
         }
         let number = self.write(batches)?;
         for id in stack_ids {
-            let place = self.places.entry(*id).or_insert(Place { file: number, used });
+            let place = self
+                .places
+                .entry(*id)
+                .or_insert(Place { file: number, used });
             place.file = number;
             place.used = place.used.max(used);
         }

@@ -192,7 +192,10 @@ impl State {
 
     /// What was overwritten of a process and lies in a span of time, cut to it.
     pub fn overwritten_in(&self, process_id: i64, from_ns: i64, to_ns: i64) -> Vec<Stretch> {
-        let of_process = self.overwritten.iter().filter(|o| o.process_id == process_id);
+        let of_process = self
+            .overwritten
+            .iter()
+            .filter(|o| o.process_id == process_id);
         of_process
             .flat_map(|o| &o.stretches)
             .filter(|s| s.first_ns < to_ns && s.last_ns >= from_ns)
@@ -342,10 +345,10 @@ mod tests {
             [stretch(0, 19, 20), stretch(30, 39, 7)]
         );
         assert_eq!(state.overwritten_rows, 27);
-        assert_eq!(state.overwritten_in(5, 15, 35), [
-            stretch(15, 19, 20),
-            stretch(30, 34, 7)
-        ]);
+        assert_eq!(
+            state.overwritten_in(5, 15, 35),
+            [stretch(15, 19, 20), stretch(30, 34, 7)]
+        );
         assert_eq!(state.overwritten_in(5, 20, 30), []);
         assert_eq!(state.overwritten_in(6, 0, 100), []);
     }

@@ -101,7 +101,11 @@ impl Wanted {
 
     fn check(&self) -> anyhow::Result<()> {
         if self.from_ns() >= self.to_ns() {
-            bail!("--from {} is not before --to {}", self.from_ns(), self.to_ns());
+            bail!(
+                "--from {} is not before --to {}",
+                self.from_ns(),
+                self.to_ns()
+            );
         }
         Ok(())
     }
@@ -401,8 +405,7 @@ pub fn export(spool: &Path, wanted: &Wanted, to: &Path) -> anyhow::Result<Export
         state,
     } = look(spool)?;
     fs::create_dir_all(to).with_context(|| format!("failed to create {}", to.display()))?;
-    let mut there =
-        fs::read_dir(to).with_context(|| format!("failed to read {}", to.display()))?;
+    let mut there = fs::read_dir(to).with_context(|| format!("failed to read {}", to.display()))?;
     if there.next().is_some() {
         bail!("{} is not empty; name a new folder", to.display());
     }

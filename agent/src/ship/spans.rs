@@ -59,7 +59,10 @@ async fn call(
     // The channel is new and has room.
     let _ = reports.send(hello).await;
     let mut client = RecorderClient::new(channel);
-    let mut requests = client.spans(ReceiverStream::new(stream)).await?.into_inner();
+    let mut requests = client
+        .spans(ReceiverStream::new(stream))
+        .await?
+        .into_inner();
     let mut changes = link.changes();
     // Requests of this call that are not answered.
     let mut open: HashSet<String> = HashSet::new();
