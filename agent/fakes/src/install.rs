@@ -10,9 +10,10 @@ use std::{
 };
 
 /// The libraries: what cargo calls the built file, and the vendor's SONAME.
-pub const LIBRARIES: [(&str, &str); 3] = [
+pub const LIBRARIES: [(&str, &str); 4] = [
     ("libvramscope_fake_cuda.so", "libcuda.so.1"),
     ("libvramscope_fake_cudart.so", "libcudart.so.13"),
+    ("libvramscope_fake_cupti.so", "libcupti.so.13"),
     ("libvramscope_fake_nvml.so", "libnvidia-ml.so.1"),
 ];
 
@@ -22,7 +23,7 @@ pub enum InstallError {
     /// A library has not been built.
     #[error(
         "{path} is missing: build it with `cargo build -p vramscope-fake-cuda \
-         -p vramscope-fake-cudart -p vramscope-fake-nvml`"
+         -p vramscope-fake-cudart -p vramscope-fake-cupti -p vramscope-fake-nvml`"
     )]
     NotBuilt {
         /// Where it should be.
@@ -38,7 +39,7 @@ pub enum InstallError {
     },
 }
 
-/// Copies the three libraries from a cargo output folder (`target/debug`) to `into`, which is made
+/// Copies the libraries from a cargo output folder (`target/debug`) to `into`, which is made
 /// if need be. A library that is there already with the same content is left alone. Returns the
 /// paths that were written.
 ///
@@ -95,7 +96,7 @@ mod tests {
         for (name, _) in LIBRARIES {
             fs::write(built.path().join(name), format!("first {name}")).unwrap();
         }
-        assert_eq!(install(built.path(), &into).unwrap().len(), 3);
+        assert_eq!(install(built.path(), &into).unwrap().len(), 4);
         assert!(install(built.path(), &into).unwrap().is_empty());
 
         let target = into.join("libcuda.so.1");
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&target).unwrap(), "second");
         let old = io::read_to_string(&mut in_use).unwrap();
         assert_eq!(old, "first libvramscope_fake_cuda.so");
-        assert_eq!(fs::read_dir(&into).unwrap().count(), 3);
+        assert_eq!(fs::read_dir(&into).unwrap().count(), 4);
     }
 
     #[test]

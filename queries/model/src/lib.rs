@@ -6,6 +6,9 @@
 //! - the blocks of a [`map::Segment`] tile it: in order of address, without hole or overlap;
 //! - what is not known is `None`, never 0.
 
+pub mod kv;
 pub mod map;
+pub mod oom;
+pub mod rules;
 pub mod settings;
 pub mod trace;

@@ -1,6 +1,12 @@
 //! The address map of a framework's caching allocator: segments taken from the driver, and the
 //! blocks and gaps that tile them.
 
+mod build;
+mod measures;
+
+pub use build::{Built, MapProblem};
+pub use measures::{MapMeasures, Measures, fragmentation_ratio, request_headroom_ratio};
+
 /// What a block is at the moment of the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlockState {
@@ -35,6 +41,29 @@ pub struct Block {
     pub state: BlockState,
     /// Whatever the maker of the map wants to find the block's stack and time by.
     pub tag: Option<u64>,
+}
+
+impl Block {
+    /// Free memory.
+    pub const fn gap(address: u64, bytes: u64) -> Self {
+        Self {
+            address,
+            bytes,
+            requested: None,
+            state: BlockState::Inactive,
+            tag: None,
+        }
+    }
+
+    /// The first address behind it.
+    pub const fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
+
+    /// Whether a program or a stream uses it.
+    pub fn is_active(&self) -> bool {
+        self.state != BlockState::Inactive
+    }
 }
 
 /// Which of the allocator's two sorts of pool a segment belongs to.
@@ -77,6 +106,13 @@ pub struct Segment {
     pub blocks: Vec<Block>,
     /// Whatever the maker of the map wants to find the segment's stack and time by.
     pub tag: Option<u64>,
+}
+
+impl Segment {
+    /// The first address behind it.
+    pub const fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
 }
 
 /// All segments of one process at one moment.

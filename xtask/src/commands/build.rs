@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 7] = [
 
 /// What benchmarks measure, in the release profile: small programs only, nothing that needs the
 /// query engine, so that it takes minutes and not an hour.
-const MEASURED: [&str; 17] = [
+const MEASURED: [&str; 19] = [
     "build",
     "--release",
     "--locked",
@@ -44,6 +44,8 @@ const MEASURED: [&str; 17] = [
     "vramscope-fake-cuda",
     "-p",
     "vramscope-fake-cudart",
+    "-p",
+    "vramscope-fake-cupti",
     "-p",
     "vramscope-fake-nvml",
 ];

@@ -30,7 +30,7 @@ use crate::project::{Project, cargo_command};
 const RULES: std::ops::RangeInclusive<u8> = 1..=12;
 
 /// The agent, and the stand-ins that its tests run on. Nothing here needs the query engine.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 12] = [
     "-p",
     "vramscope-agent",
     "-p",
@@ -39,6 +39,8 @@ const PACKAGES: [&str; 10] = [
     "vramscope-fake-cuda",
     "-p",
     "vramscope-fake-cudart",
+    "-p",
+    "vramscope-fake-cupti",
     "-p",
     "vramscope-fake-nvml",
 ];

@@ -3,10 +3,11 @@
 //!
 //! [`doors`] holds the functions under the vendor's names, [`state`] what guards a process's memory
 //! and its contexts; [`blocks`], [`pools`], [`vmm`] and [`ipc`] are the sorts of memory, [`memory`]
-//! the address space under them, [`symbols`] the functions by name.
+//! the address space under them, [`copies`] what lies in it, [`symbols`] the functions by name.
 
 mod blocks;
 mod codes;
+mod copies;
 mod doors;
 mod hook;
 mod ipc;

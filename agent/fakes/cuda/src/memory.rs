@@ -5,6 +5,11 @@
 //! mapping, made at the first use, in whole granules of 2 MiB, the lowest free one first: an
 //! allocation costs no system call, and a freed address is given out again as soon as it can be.
 //! Pinned and managed memory are real.
+//!
+//! What programs copy to the card lies in a second mapping of the same length, made at the first
+//! copy; a page of it takes memory once it is written, and none any more once its granule is freed.
+
+use std::collections::BTreeSet;
 
 use vramscope_fake_host::{card::GRANULE_BYTES, ranges::Ranges};
 
@@ -18,47 +23,106 @@ const SMALLEST_BYTES: usize = 16 << 30;
 /// Address space for memory that has no pages.
 #[derive(Default)]
 pub struct AddressSpace {
-    free: Option<Ranges>,
+    space: Option<Space>,
+}
+
+struct Space {
+    free: Ranges,
+    start: usize,
+    bytes: usize,
+    /// Where the content of `start` lies, once there is any.
+    content: Option<usize>,
+    /// Granules whose content may have been touched, by their address.
+    touched: BTreeSet<usize>,
 }
 
 impl AddressSpace {
     /// Takes whole granules; `None` if there is no room.
     pub fn take(&mut self, bytes: usize, alignment: usize) -> Option<usize> {
-        self.free()?
-            .take(granules(bytes)?, alignment.max(GRANULE_BYTES))
+        let length = granules(bytes)?;
+        let free = &mut self.space()?.free;
+        free.take(length, alignment.max(GRANULE_BYTES))
     }
 
     /// Takes whole granules at a wanted place; false if that is not free.
     pub fn take_at(&mut self, place: usize, bytes: usize) -> bool {
         let length = granules(bytes).filter(|_| place.is_multiple_of(GRANULE_BYTES));
-        match (length, self.free()) {
-            (Some(length), Some(free)) => free.take_at(place, length),
+        match (length, self.space()) {
+            (Some(length), Some(space)) => space.free.take_at(place, length),
             _ => false,
         }
     }
 
     /// Gives back what was taken with the same number of bytes.
     pub fn give(&mut self, start: usize, bytes: usize) {
-        if let (Some(free), Some(length)) = (&mut self.free, granules(bytes)) {
-            free.give(start, length);
+        if let (Some(space), Some(length)) = (&mut self.space, granules(bytes)) {
+            space.forget(start, length);
+            space.free.give(start, length);
         }
     }
 
-    fn free(&mut self) -> Option<&mut Ranges> {
-        if self.free.is_none() {
-            self.free = reserve();
+    /// Whether an address is one of the card's.
+    pub fn holds(&self, address: usize) -> bool {
+        let space = self.space.as_ref();
+        space.is_some_and(|space| (space.start..space.start + space.bytes).contains(&address))
+    }
+
+    /// Where the content of a range of the card lies; `None` if there is no room for it.
+    pub fn content(&mut self, address: usize, bytes: usize) -> Option<usize> {
+        let space = self.space.as_mut()?;
+        let content = match space.content {
+            Some(content) => content,
+            None => {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                // A granule more, so that both mappings are aligned alike.
+                let length = space.bytes.checked_add(GRANULE_BYTES)?;
+                let place = map(length, protection, libc::MAP_NORESERVE)?;
+                *space.content.insert(place.next_multiple_of(GRANULE_BYTES))
+            }
+        };
+        let end = address.checked_add(bytes)?;
+        if address < space.start || end > space.start + space.bytes {
+            return None;
         }
-        self.free.as_mut()
+        let first = address - address % GRANULE_BYTES;
+        space.touched.extend((first..end).step_by(GRANULE_BYTES));
+        Some(content + (address - space.start))
+    }
+
+    fn space(&mut self) -> Option<&mut Space> {
+        if self.space.is_none() {
+            self.space = reserve();
+        }
+        self.space.as_mut()
     }
 }
 
-fn reserve() -> Option<Ranges> {
+impl Space {
+    /// Drops the content of a range of whole granules: whoever gets it next reads zeros.
+    fn forget(&mut self, start: usize, bytes: usize) {
+        let Some(content) = self.content else { return };
+        while let Some(granule) = self.touched.range(start..start + bytes).next().copied() {
+            self.touched.remove(&granule);
+            let place = content + (granule - self.start);
+            // SAFETY: a granule of the content's own mapping, which nobody else points into.
+            unsafe { libc::madvise(place as *mut _, GRANULE_BYTES, libc::MADV_DONTNEED) };
+        }
+    }
+}
+
+fn reserve() -> Option<Space> {
     let mut bytes = LARGEST_BYTES;
     while bytes >= SMALLEST_BYTES {
         if let Some(start) = map(bytes, libc::PROT_NONE, libc::MAP_NORESERVE) {
             let aligned = start.next_multiple_of(GRANULE_BYTES);
             let usable = (bytes - (aligned - start)) / GRANULE_BYTES * GRANULE_BYTES;
-            return Some(Ranges::whole(aligned, usable));
+            return Some(Space {
+                free: Ranges::whole(aligned, usable),
+                start: aligned,
+                bytes: usable,
+                content: None,
+                touched: BTreeSet::new(),
+            });
         }
         bytes /= 4;
     }

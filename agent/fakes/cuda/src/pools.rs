@@ -318,6 +318,13 @@ pub fn trim_to(handle: PoolHandle, keep: usize) -> CuResult<()> {
     Ok(())
 }
 
+/// Whether there is such a pool.
+pub fn require(handle: PoolHandle) -> CuResult<()> {
+    let state = state();
+    state.require_initialised()?;
+    state.pools.usable(handle).map(|_| ())
+}
+
 pub fn default_of(device: c_int) -> CuResult<PoolHandle> {
     Ok(default_pool(state().device(device)?))
 }

@@ -183,7 +183,7 @@ impl State {
 
     /// Bytes that this process can still take of a card.
     pub fn free_bytes(&self, device: u32) -> u64 {
-        card::DEVICE_BYTES.saturating_sub(self.accounts.used_bytes(device))
+        card::device_bytes().saturating_sub(self.accounts.used_bytes(device))
     }
 
     /// Counts a free that reached the driver with a context; the planted fault makes it fail.
@@ -265,6 +265,7 @@ pub fn device_attribute(attribute: c_int, device: c_int) -> CuResult<c_int> {
         19 => 1,                                       // CAN_MAP_HOST_MEMORY
         33 => card::pci_bus(device as usize) as c_int, // PCI_BUS_ID
         39 => 2048,                                    // MAX_THREADS_PER_MULTIPROCESSOR
+        40 => 2,                                       // ASYNC_ENGINE_COUNT
         41 => 1,                                       // UNIFIED_ADDRESSING
         75 => 9,                                       // COMPUTE_CAPABILITY_MAJOR
         83 => 1,                                       // MANAGED_MEMORY

@@ -135,6 +135,32 @@ static TABLE: &[Symbol] = symbols! {
     "cuGetProcAddress" => names::cuGetProcAddress_v2, 12000..NEVER;
     "cuGetErrorName" => names::cuGetErrorName, 6000..NEVER;
     "cuGetErrorString" => names::cuGetErrorString, 6000..NEVER;
+    "cuStreamQuery" => copies::cuStreamQuery, 2000..NEVER;
+    "cuMemcpy" => copies::cuMemcpy, 4000..NEVER;
+    "cuMemcpyAsync" => copies::cuMemcpyAsync, 4000..NEVER;
+    "cuMemsetD8" => copies::cuMemsetD8_v2, 3020..NEVER;
+    "cuMemsetD8Async" => copies::cuMemsetD8Async, 3020..NEVER;
+    "cuMemsetD32Async" => copies::cuMemsetD32Async, 3020..NEVER;
+    "cuMemGetAddressRange" => copies::cuMemGetAddressRange_v2, 3020..NEVER;
+    "cuPointerGetAttribute" => copies::cuPointerGetAttribute, 4000..NEVER;
+    "cuMemPoolSetAccess" => pools::cuMemPoolSetAccess, 11020..NEVER;
+    "cuFuncGetAttribute" => refused::cuFuncGetAttribute, 2020..NEVER;
+    "cuFuncSetAttribute" => refused::cuFuncSetAttribute, 9000..NEVER;
+    "cuFuncSetCacheConfig" => refused::cuFuncSetCacheConfig, 3000..NEVER;
+    "cuLaunchCooperativeKernel" => refused::cuLaunchCooperativeKernel, 9000..NEVER;
+    "cuLaunchKernel" => refused::cuLaunchKernel, 4000..NEVER;
+    "cuLinkAddData" => refused::cuLinkAddData_v2, 6050..NEVER;
+    "cuLinkComplete" => refused::cuLinkComplete, 5050..NEVER;
+    "cuLinkCreate" => refused::cuLinkCreate_v2, 6050..NEVER;
+    "cuMemGetAllocationPropertiesFromHandle" => refused::cuMemGetAllocationPropertiesFromHandle, 10020..NEVER;
+    "cuModuleGetFunction" => refused::cuModuleGetFunction, 2000..NEVER;
+    "cuModuleLoad" => refused::cuModuleLoad, 2000..NEVER;
+    "cuModuleLoadData" => refused::cuModuleLoadData, 2000..NEVER;
+    "cuModuleLoadDataEx" => refused::cuModuleLoadDataEx, 2010..NEVER;
+    "cuModuleUnload" => refused::cuModuleUnload, 2000..NEVER;
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor" => refused::cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050..NEVER;
+    "cuStreamWriteValue32" => refused::cuStreamWriteValue32_v2, 11070..NEVER;
+    "cuTensorMapEncodeTiled" => refused::cuTensorMapEncodeTiled, 12000..NEVER;
 };
 
 /// Looks a name up, with or without the variant's suffix.

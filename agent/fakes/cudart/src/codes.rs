@@ -11,6 +11,9 @@ pub const INVALID_VALUE: c_int = 1;
 pub const INVALID_CHANNEL_DESCRIPTOR: c_int = 20;
 pub const INSUFFICIENT_DRIVER: c_int = 35;
 pub const INVALID_DEVICE: c_int = 101;
+pub const PEER_ACCESS_UNSUPPORTED: c_int = 217;
+pub const INVALID_RESOURCE_HANDLE: c_int = 400;
+pub const NOT_SUPPORTED: c_int = 801;
 
 /// A code's name and a description in our own words.
 pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
@@ -33,7 +36,11 @@ pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
             c"cudaErrorMapBufferObjectFailed",
             c"memory cannot be mapped",
         ),
-        400 => (c"cudaErrorInvalidResourceHandle", c"no such handle"),
+        PEER_ACCESS_UNSUPPORTED => (
+            c"cudaErrorPeerAccessUnsupported",
+            c"devices cannot reach each other's memory",
+        ),
+        INVALID_RESOURCE_HANDLE => (c"cudaErrorInvalidResourceHandle", c"no such handle"),
         500 => (c"cudaErrorSymbolNotFound", c"name not found"),
         709 => (
             c"cudaErrorContextIsDestroyed",
@@ -47,7 +54,7 @@ pub fn describe(code: c_int) -> (&'static CStr, &'static CStr) {
             c"cudaErrorHostMemoryNotRegistered",
             c"host memory is not registered",
         ),
-        801 => (c"cudaErrorNotSupported", c"not supported"),
+        NOT_SUPPORTED => (c"cudaErrorNotSupported", c"not supported"),
         // The vendor's says the same of a code that it does not know.
         _ => (c"unrecognized error code", c"unrecognized error code"),
     }

@@ -1,4 +1,10 @@
-//! The doors for memory, pools, streams and other processes' memory.
+//! The doors for memory, pools, streams and other processes' memory; below them those for the rest.
+
+pub mod copies;
+pub mod devices;
+pub mod kernels;
+pub mod refused;
+pub mod streams;
 
 use std::ffi::{c_int, c_uint, c_void};
 

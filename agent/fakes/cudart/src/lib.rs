@@ -1,17 +1,33 @@
-//! Stand-in for `libcudart.so.13`: the documented part of the runtime API that allocates, on top of
-//! whatever `libcuda.so.1` the dynamic linker finds, as the vendor's is.
+//! Stand-in for `libcudart.so.13`: the documented part of the runtime API that allocates and copies, on
+//! top of whatever `libcuda.so.1` the dynamic linker finds, as the vendor's is; and what PyTorch needs
+//! besides: events, and kernels that do nothing.
 //!
 //! This file and [`doors`] are the door: thin functions under the vendor's names and argument orders,
-//! which hand over to [`runtime`] and [`memory`]. Invariants:
+//! which hand over to [`runtime`], [`memory`] and [`events`]. Invariants:
 //! - nothing here panics, since a panic must not cross into C: it would end the program;
 //! - no exported function calls another one, so that a probe sees one call where the program made one;
 //! - every failure becomes the thread's last error;
 //! - output parameters are `Option<&mut MaybeUninit<T>>`, which C sees as a pointer that may be
 //!   null. That the pointer, where not null, points to a `T` is the caller's part, as with the vendor's.
 
+/// Keeps a function apart from those that do the same: an optimiser folds functions of equal code
+/// into one, and this text makes the code unequal. It costs no instruction.
+macro_rules! distinct {
+    ($name:expr) => {
+        // SAFETY: a comment in the assembler's language.
+        unsafe {
+            std::arch::asm!(
+                concat!("# ", $name),
+                options(nomem, nostack, preserves_flags)
+            )
+        }
+    };
+}
+
 mod codes;
 mod doors;
 mod driver;
+mod events;
 mod memory;
 mod runtime;
 
@@ -136,8 +152,8 @@ macro_rules! table {
     }};
 }
 
-/// Every function by its name, for programs that are linked with this library and look functions up
-/// as they would in a loaded one.
+/// Every function that a workload looks up, by its name, for programs that are linked with this
+/// library and look functions up as they would in a loaded one.
 pub fn functions() -> Vec<(&'static CStr, *const ())> {
     table![
         cudaGetDeviceCount,

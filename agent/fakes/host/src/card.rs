@@ -1,12 +1,29 @@
-//! The host that the stand-ins pretend to be on: two cards of 8 GiB.
+//! The host that the stand-ins pretend to be on: two cards of 8 GiB each, or as much as
+//! [`BYTES_VARIABLE`] says.
 //!
 //! The driver's and the management library's answers must agree, so both take them from here.
+
+use std::sync::OnceLock;
 
 /// Number of cards.
 pub const DEVICES: usize = 2;
 
-/// Capacity of one card, in bytes.
+/// Capacity of one card, in bytes, unless [`BYTES_VARIABLE`] says otherwise.
 pub const DEVICE_BYTES: u64 = 8 << 30;
+
+/// Environment variable with another capacity, in bytes, for programs that are to run out of memory.
+pub const BYTES_VARIABLE: &str = "VRAMSCOPE_FAKE_DEVICE_BYTES";
+
+/// Capacity of one card, in bytes, as this process's environment has it. A value that is no number
+/// of bytes above 0 is as good as none: a driver has nobody to complain to.
+pub fn device_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let value = std::env::var(BYTES_VARIABLE).ok();
+        let bytes = value.and_then(|value| value.parse().ok());
+        bytes.filter(|bytes| *bytes > 0).unwrap_or(DEVICE_BYTES)
+    })
+}
 
 /// Device memory starts at, and takes, whole granules of address space, as the vendor's does.
 pub const GRANULE_BYTES: usize = 2 << 20;

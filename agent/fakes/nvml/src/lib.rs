@@ -274,8 +274,8 @@ pub extern "C" fn nvmlDeviceGetPciInfo_v3(device: Device, pci: Out<PciInfo>) -> 
 pub extern "C" fn nvmlDeviceGetMemoryInfo(device: Device, memory: Out<Memory>) -> c_uint {
     let used = card_of(device).and_then(usage::used_bytes);
     let info = used.map(|used| Memory {
-        total: card::DEVICE_BYTES,
-        free: card::DEVICE_BYTES.saturating_sub(used),
+        total: card::device_bytes(),
+        free: card::device_bytes().saturating_sub(used),
         used,
     });
     put(memory, info)
@@ -294,9 +294,9 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         return ARGUMENT_VERSION_MISMATCH;
     }
     code(card_of(device).and_then(usage::used_bytes).map(|used| {
-        memory.total = card::DEVICE_BYTES;
+        memory.total = card::device_bytes();
         memory.reserved = 0;
-        memory.free = card::DEVICE_BYTES.saturating_sub(used);
+        memory.free = card::device_bytes().saturating_sub(used);
         memory.used = used;
     }))
 }
@@ -313,10 +313,10 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Device, rates: Out<Utili
 ///
 /// # Safety
 /// `infos` must be null or point to room for `*count` entries.
-unsafe fn put_list(
+unsafe fn put_list<T: Copy>(
     count: Option<&mut c_uint>,
-    infos: *mut ProcessInfo,
-    list: NvmlResult<Vec<ProcessInfo>>,
+    infos: *mut T,
+    list: NvmlResult<Vec<T>>,
 ) -> c_uint {
     let Some(count) = count else {
         return INVALID_ARGUMENT;
@@ -356,6 +356,19 @@ fn compute_processes(device: Device) -> NvmlResult<Vec<ProcessInfo>> {
 /// # Safety
 /// `infos` must be null or point to room for `*count` entries.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
+    device: Device,
+    count: Option<&mut c_uint>,
+    infos: *mut ProcessInfoV1,
+) -> c_uint {
+    let list = compute_processes(device).map(|list| list.iter().map(Into::into).collect());
+    // SAFETY: the caller keeps this function's own contract.
+    unsafe { put_list(count, infos, list) }
+}
+
+/// # Safety
+/// `infos` must be null or point to room for `*count` entries.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
     device: Device,
     count: Option<&mut c_uint>,
@@ -388,4 +401,24 @@ pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     // A pretended card draws nothing.
     // SAFETY: the caller keeps this function's own contract.
     unsafe { put_list(count, infos, card_of(device).map(|_| Vec::new())) }
+}
+
+/// The cards have no links to each other.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    device: Device,
+    _link: c_uint,
+    kind: Out<c_uint>,
+) -> c_uint {
+    put(kind, card_of(device).and(Err(NOT_SUPPORTED)))
+}
+
+/// As [`nvmlDeviceGetNvLinkRemoteDeviceType`].
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    device: Device,
+    _link: c_uint,
+    pci: Out<PciInfo>,
+) -> c_uint {
+    put(pci, card_of(device).and(Err(NOT_SUPPORTED)))
 }

@@ -97,8 +97,26 @@ pub struct Utilization {
     pub memory: c_uint,
 }
 
+/// nvmlProcessInfo_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ProcessInfoV1 {
+    pub pid: c_uint,
+    pub used_gpu_memory: u64,
+}
+
+impl From<&ProcessInfo> for ProcessInfoV1 {
+    fn from(info: &ProcessInfo) -> Self {
+        Self {
+            pid: info.pid,
+            used_gpu_memory: info.used_gpu_memory,
+        }
+    }
+}
+
 /// nvmlProcessInfo_t, as of its second version.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ProcessInfo {
     pub pid: c_uint,
     pub used_gpu_memory: c_ulonglong,

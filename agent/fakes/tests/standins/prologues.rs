@@ -3,6 +3,8 @@
 
 use object::{Object, ObjectSection, ObjectSymbol};
 
+use vramscope_fakes::install::LIBRARIES;
+
 use crate::support::standins;
 
 /// push %rbp
@@ -15,7 +17,7 @@ fn exported(library: &str) -> Vec<(String, u64, u8)> {
     let mut functions = Vec::new();
     for symbol in file.dynamic_symbols() {
         let name = symbol.name().unwrap();
-        let is_interface = name.starts_with("cu") || name.starts_with("nvml");
+        let is_interface = ["cu", "__cuda", "nvml"].iter().any(|p| name.starts_with(p));
         if !symbol.is_definition() || !is_interface {
             continue;
         }
@@ -80,7 +82,13 @@ fn driver_functions_begin_with_push_rbp() {
          cuCtxCreate_v2 cuCtxDestroy_v2 cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2
          cuCtxPopCurrent_v2 cuCtxGetDevice cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2
          cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuGetProcAddress
-         cuGetProcAddress_v2 cuGetErrorName cuGetErrorString",
+         cuGetProcAddress_v2 cuGetErrorName cuGetErrorString
+         cuMemcpy cuMemcpyAsync cuMemsetD8_v2 cuMemsetD8Async cuMemsetD32Async cuStreamQuery
+         cuMemGetAddressRange_v2 cuPointerGetAttribute cuMemPoolSetAccess cuFuncGetAttribute
+         cuFuncSetAttribute cuFuncSetCacheConfig cuLaunchCooperativeKernel cuLaunchKernel
+         cuLinkAddData_v2 cuLinkComplete cuLinkCreate_v2 cuMemGetAllocationPropertiesFromHandle
+         cuModuleGetFunction cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleUnload
+         cuOccupancyMaxActiveBlocksPerMultiprocessor cuStreamWriteValue32_v2 cuTensorMapEncodeTiled",
     );
 }
 
@@ -99,7 +107,32 @@ fn runtime_functions_begin_with_push_rbp() {
          cudaGetDeviceCount cudaSetDevice cudaGetDevice cudaMalloc cudaFree cudaHostAlloc
          cudaMallocHost cudaFreeHost cudaHostRegister cudaHostUnregister cudaMemGetInfo
          cudaDeviceSynchronize cudaDeviceReset cudaGetLastError cudaPeekAtLastError
-         cudaGetErrorName cudaGetErrorString cudaRuntimeGetVersion cudaDriverGetVersion",
+         cudaGetErrorName cudaGetErrorString cudaRuntimeGetVersion cudaDriverGetVersion
+         __cudaGetKernel __cudaLaunchKernel __cudaPopCallConfiguration __cudaPushCallConfiguration
+         __cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaRegisterFunction
+         __cudaRegisterVar __cudaUnregisterFatBinary cudaDeviceCanAccessPeer
+         cudaDeviceEnablePeerAccess cudaDeviceGetAttribute cudaDeviceGetGraphMemAttribute
+         cudaDeviceGetPCIBusId cudaDeviceGetStreamPriorityRange cudaDeviceSetGraphMemAttribute
+         cudaEventCreate cudaEventCreateWithFlags cudaEventDestroy cudaEventElapsedTime
+         cudaEventQuery cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize
+         cudaFuncGetAttributes cudaFuncSetAttribute cudaGetDeviceProperties
+         cudaGetDriverEntryPointByVersion cudaGetSymbolAddress cudaGraphAddNode
+         cudaGraphConditionalHandleCreate cudaGraphDestroy cudaGraphExecDestroy cudaGraphGetNodes
+         cudaGraphInstantiate cudaGraphInstantiateWithFlags cudaGraphLaunch
+         cudaGraphNodeGetDependencies cudaGraphRetainUserObject cudaIpcGetEventHandle
+         cudaIpcOpenEventHandle cudaKernelSetAttributeForDevice cudaLaunchCooperativeKernel
+         cudaLaunchHostFunc cudaLaunchKernel cudaLaunchKernelExC cudaLibraryGetGlobal
+         cudaLibraryGetKernel cudaLibraryGetKernelCount cudaLibraryGetManaged
+         cudaLibraryGetUnifiedFunction cudaLibraryLoadData cudaLibraryLoadFromFile
+         cudaLibraryUnload cudaMemPoolSetAccess cudaMemcpy cudaMemcpy2DAsync cudaMemcpyAsync
+         cudaMemcpyPeerAsync cudaMemcpyToSymbol cudaMemset cudaMemsetAsync
+         cudaOccupancyMaxActiveBlocksPerMultiprocessor
+         cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cudaPointerGetAttributes
+         cudaProfilerStart cudaProfilerStop cudaStreamAddCallback cudaStreamBeginCapture
+         cudaStreamBeginCaptureToGraph cudaStreamCreateWithFlags cudaStreamCreateWithPriority
+         cudaStreamEndCapture cudaStreamGetCaptureInfo cudaStreamGetPriority cudaStreamIsCapturing
+         cudaStreamQuery cudaStreamUpdateCaptureDependencies cudaStreamWaitEvent
+         cudaThreadExchangeStreamCaptureMode cudaUserObjectCreate cudaUserObjectRelease",
     );
 }
 
@@ -112,13 +145,29 @@ fn management_functions_begin_with_push_rbp() {
          nvmlDeviceGetIndex nvmlDeviceGetMinorNumber nvmlDeviceGetNumaNodeId
          nvmlDeviceGetMemoryInfo nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetPciInfo_v3
          nvmlDeviceGetUtilizationRates nvmlDeviceGetComputeRunningProcesses_v3
-         nvmlDeviceGetGraphicsRunningProcesses_v3",
+         nvmlDeviceGetGraphicsRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses
+         nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkRemotePciInfo_v2",
+    );
+}
+
+/// All that PyTorch's profiler is linked with.
+#[test]
+fn profiling_functions_begin_with_push_rbp() {
+    assert_functions(
+        "libcupti.so.13",
+        "cuptiActivityDisable cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps
+         cuptiActivityEnableDriverApi cuptiActivityEnableRuntimeApi cuptiActivityFlushAll
+         cuptiActivityGetNextRecord cuptiActivityGetNumDroppedRecords
+         cuptiActivityPopExternalCorrelationId cuptiActivityPushExternalCorrelationId
+         cuptiActivityRegisterCallbacks cuptiActivityRegisterTimestampCallback
+         cuptiActivitySetAttribute cuptiEnableCallback cuptiEnableDomain cuptiFinalize
+         cuptiGetCallbackName cuptiGetResultString cuptiGetVersion cuptiSubscribe cuptiUnsubscribe",
     );
 }
 
 #[test]
 fn libraries_carry_the_vendors_sonames() {
-    for library in ["libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1"] {
+    for library in LIBRARIES.map(|(_, soname)| soname) {
         let bytes = std::fs::read(standins().join(library)).unwrap();
         let name = [library.as_bytes(), b"\0"].concat();
         let file = object::File::parse(&*bytes).unwrap();

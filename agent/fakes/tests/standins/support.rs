@@ -41,8 +41,7 @@ fn build_if_stale(built: &Path) {
     if !is_stale {
         return;
     }
-    let build =
-        "cargo build -p vramscope-fake-cuda -p vramscope-fake-cudart -p vramscope-fake-nvml";
+    let build = "cargo build -p vramscope-fake-cuda -p vramscope-fake-cudart -p vramscope-fake-cupti -p vramscope-fake-nvml";
     let mut words = build.split(' ').skip(1);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -96,6 +95,7 @@ impl Bench {
             .env("LD_LIBRARY_PATH", standins())
             .env("VRAMSCOPE_FAKE_DIR", self.folder())
             .env_remove("VRAMSCOPE_FAKE_MISCOUNT")
+            .env_remove("VRAMSCOPE_FAKE_DEVICE_BYTES")
             .env_remove("VRAMSCOPE_FAKE_FAIL_FREE");
         command
     }

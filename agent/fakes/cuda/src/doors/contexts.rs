@@ -160,7 +160,7 @@ pub extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> c_int 
     };
     code(state::memory_free().map(|bytes| {
         free.write(bytes as usize);
-        total.write(card::DEVICE_BYTES as usize);
+        total.write(card::device_bytes() as usize);
     }))
 }
 

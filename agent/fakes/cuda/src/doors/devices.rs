@@ -72,6 +72,6 @@ pub extern "C" fn cuDeviceGetAttribute(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: c_int) -> c_int {
-    let total = state::device(device).map(|_| card::DEVICE_BYTES as usize);
+    let total = state::device(device).map(|_| card::device_bytes() as usize);
     put(bytes, total)
 }

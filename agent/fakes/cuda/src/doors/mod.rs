@@ -10,7 +10,7 @@
 /// Keeps a function apart from those that do the same: an optimiser folds functions of equal code
 /// into one, and this text makes the code unequal. It costs no instruction.
 macro_rules! distinct {
-    ($name:literal) => {
+    ($name:expr) => {
         // SAFETY: a comment in the assembler's language.
         unsafe {
             std::arch::asm!(
@@ -23,10 +23,12 @@ macro_rules! distinct {
 
 pub mod blocks;
 pub mod contexts;
+pub mod copies;
 pub mod devices;
 pub mod ipc;
 pub mod names;
 pub mod pools;
+pub mod refused;
 pub mod vmm;
 
 use std::ffi::c_int;

@@ -116,3 +116,16 @@ pub extern "C" fn cuDeviceGetMemPool(pool: Out<Pool>, device: c_int) -> c_int {
 pub extern "C" fn cuDeviceSetMemPool(device: c_int, pool: Pool) -> c_int {
     code(pools::set_current(device, pool))
 }
+
+/// Which devices may reach a pool's memory. Checked, and without effect: no device computes.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPoolSetAccess(
+    pool: Pool,
+    descriptions: *const c_void,
+    count: usize,
+) -> c_int {
+    if descriptions.is_null() && count > 0 {
+        return INVALID_VALUE;
+    }
+    code(pools::require(pool))
+}

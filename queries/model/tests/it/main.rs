@@ -1,0 +1,5 @@
+//! The crate's one integration-test binary: the model against published figures and against
+//! independent models of the same thing.
+
+mod pages;
+mod shared;
