@@ -266,6 +266,9 @@ configuration! {
     watch: bool = true, "VRAMSCOPE_WATCH";
     /// Probe this host's programs. False: cards are sampled, and nothing is hooked.
     probes: bool = true, "VRAMSCOPE_PROBES";
+    /// Hook the allocators of frameworks (PyTorch). False, or the flag --no-framework: only the
+    /// driver and the runtime.
+    framework: bool = true, "VRAMSCOPE_FRAMEWORK";
     /// The kill switch: while this file exists nothing is probed. `vramscope-agent off` and `on`
     /// make and remove it.
     off_file: PathBuf = "/var/lib/vramscope/off".into(), "VRAMSCOPE_OFF_FILE";

@@ -24,6 +24,9 @@ struct Arguments {
     /// Print the effective configuration as a commented file, and end.
     #[arg(long, global = true)]
     print_config: bool,
+    /// Do not hook frameworks' allocators: the same as --framework false.
+    #[arg(long, global = true, conflicts_with = "framework")]
+    no_framework: bool,
     #[command(flatten)]
     settings: Box<Settings>,
     #[command(subcommand)]
@@ -174,7 +177,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let config = Config::load(arguments.config.as_deref(), *arguments.settings)?;
+    let mut settings = *arguments.settings;
+    if arguments.no_framework {
+        settings.framework = Some(false);
+    }
+    let config = Config::load(arguments.config.as_deref(), settings)?;
     if arguments.print_config {
         print!("{}", config.to_toml());
         return Ok(ExitCode::SUCCESS);

@@ -129,6 +129,12 @@ fn discovery(text: &mut String, report: &Discovered) {
             let _ = writeln!(text, "  refused        {library}: {reason}");
         }
     }
+    let frameworks = if report.framework {
+        "hooked: PyTorch"
+    } else {
+        "not hooked: framework = false"
+    };
+    let _ = writeln!(text, "  frameworks     {frameworks}");
     let _ = writeln!(text, "  new mappings   {}", report.watch);
     if report.watch_lost > 0 {
         let lost = report.watch_lost;

@@ -56,8 +56,8 @@ pub struct Summary {
 impl Summary {
     /// Takes one row, in order of `seq`.
     pub fn add(&mut self, row: &AllocRow) {
-        let begins = matches!(row.op, "alloc" | "register" | "reserve" | "map");
-        let failed = row.result.is_some_and(|result| result != 0);
+        let begins = matches!(row.op, "alloc" | "register" | "reserve" | "map" | "oom");
+        let failed = row.op == "oom" || row.result.is_some_and(|result| result != 0);
         // A failure counts once a chain, where it began.
         let counts = if failed {
             row.parent_seq.is_none()

@@ -1,5 +1,6 @@
 //! The kernel side: one entry program and one return program serve every hooked function; what
-//! differs between functions comes in the probe's cookie (`vramscope_ebpf_abi::Cookie`).
+//! differs between functions comes in the probe's cookie (`vramscope_ebpf_abi::Cookie`). A third
+//! program serves the places where a framework's allocator tells of itself.
 //!
 //! Invariants:
 //! - nothing is evicted: a table that is full counts the call it could not take;
@@ -14,27 +15,19 @@
 #![feature(core_intrinsics)]
 #![allow(internal_features)]
 
+mod calls;
+mod framework;
+mod processes;
+mod stack;
+
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::{
-    EbpfContext,
-    bindings::pt_regs,
-    helpers::{
-        bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_user,
-        generated::{
-            bpf_get_attach_cookie, bpf_map_update_elem, bpf_probe_read_user as read_user,
-            bpf_ringbuf_output,
-        },
-    },
-    macros::{map, raw_tracepoint, uprobe, uretprobe},
+    helpers::generated::{bpf_map_update_elem, bpf_ringbuf_output},
+    macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
-    programs::{ProbeContext, RawTracePointContext, RetProbeContext},
 };
-use vramscope_ebpf_abi::{
-    Action, CONTEXTS, Call, CallStack, Cookie, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA,
-    FLAG_OUT, FLAG_OUT_FAULT, FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT,
-    Loss, MAX_DEPTH, NO_ARG, Process, STACK_FRAMES,
-};
+use vramscope_ebpf_abi::{CONTEXTS, CallStack, Loss, MAX_DEPTH, framework::SITES, framework::Site};
 
 /// Words of a piece of a stack, a power of two.
 const PIECE_WORDS: usize = 128;
@@ -49,35 +42,42 @@ const BPF_RB_FORCE_WAKEUP: u64 = 2;
 #[derive(Clone, Copy)]
 struct InFlight {
     /// Stack pointer at entry: it tells nested calls from abandoned ones.
-    sp: u64,
-    cookie: u64,
-    enter_ns: u64,
+    pub sp: u64,
+    pub cookie: u64,
+    pub enter_ns: u64,
     /// `enter_ns` of this call if it sends a record, else of the nearest enclosing one that does.
-    chain_ns: u64,
-    seq: u64,
-    args: [u64; 6],
+    pub chain_ns: u64,
+    pub seq: u64,
+    pub args: [u64; 6],
 }
 
 /// What is known about one thread.
 #[repr(C)]
 struct Thread {
-    depth: u64,
+    pub depth: u64,
     /// Current contexts, the topmost first; `contexts_known` of them are known.
-    contexts: [u64; CONTEXTS],
-    contexts_known: u32,
-    device: i32,
+    pub contexts: [u64; CONTEXTS],
+    pub contexts_known: u32,
+    pub device: i32,
     /// FLAG_DEVICE once the thread chose one.
-    known: u32,
+    pub known: u32,
     /// Calls under way that were nested too deep to be kept.
-    skipped: u32,
+    pub skipped: u32,
     /// Records sent. The first one wakes the agent: it has to read the mappings of a process
     /// that may be over in milliseconds.
-    sent: u64,
-    calls: [InFlight; MAX_DEPTH],
+    pub sent: u64,
+    pub calls: [InFlight; MAX_DEPTH],
     /// The record is made here, so that the ring gets no byte more than its stack has frames.
-    record: CallStack,
+    pub record: CallStack,
+    /// What PyTorch's allocator last reported as handed out, until its probe has followed.
+    pub reported: u64,
+    pub reported_seq: u64,
+    /// What its probe last announced as taken back, until the report has followed.
+    pub freeing: u64,
+    /// 1 once such a report has been seen to follow.
+    pub confirmed: u64,
     /// A piece of the thread's stack, copied at once: frames lie close together.
-    piece: [u64; PIECE_WORDS],
+    pub piece: [u64; PIECE_WORDS],
 }
 
 // Sizes of EVENTS and THREADS are the loader's to set.
@@ -107,6 +107,10 @@ static GENERATION: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(Loss::COUNT, 0);
 
+/// Where the operands of a framework's probes lie, by the cookie's number.
+#[map]
+static SITES_OF: Array<Site> = Array::with_max_entries(SITES, 0);
+
 #[inline(always)]
 fn lose(cause: Loss) {
     if let Some(count) = LOST.get_ptr_mut(cause as u32) {
@@ -114,24 +118,6 @@ fn lose(cause: Loss) {
         // the addition is atomic.
         unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(count, 1) };
     }
-}
-
-/// Counts a call that would have made a record.
-#[inline(always)]
-fn lose_call(ctx: *mut core::ffi::c_void, cause: Loss) {
-    // SAFETY: the helper takes the program's context.
-    let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx) });
-    if records(cookie.action) {
-        lose(cause);
-    }
-}
-
-#[inline(always)]
-fn records(action: Action) -> bool {
-    matches!(
-        action,
-        Action::Record | Action::RecordContext | Action::RecordEnd
-    )
 }
 
 #[inline(always)]
@@ -163,258 +149,9 @@ fn thread(tid: u32) -> Option<*mut Thread> {
     THREADS.get_ptr_mut(tid)
 }
 
-/// Drops calls that were abandoned: a live enclosing call has its stack pointer above ours.
+/// Sends `size` bytes of the thread's record.
 #[inline(always)]
-fn drop_abandoned(thread: &mut Thread, sp: u64) {
-    let depth = thread.depth;
-    if depth == 0 || thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)].sp > sp {
-        return;
-    }
-    for _ in 0..MAX_DEPTH {
-        let depth = thread.depth;
-        if depth == 0 || depth > MAX_DEPTH as u64 {
-            break;
-        }
-        let top = &thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
-        if top.sp > sp {
-            break;
-        }
-        if records(Cookie::unpack(top.cookie).action) {
-            lose(Loss::MissedReturn);
-        }
-        thread.depth = depth - 1;
-    }
-}
-
-/// Counts the calls that a thread takes with it: no return tells of them.
-#[inline(always)]
-fn lose_calls_in_flight(tid: u32) {
-    let Some(thread) = THREADS.get_ptr(tid) else {
-        return;
-    };
-    // SAFETY: the entry belongs to the running thread alone; no other program writes it.
-    let thread = unsafe { &*thread };
-    for i in 0..MAX_DEPTH {
-        if i as u64 >= thread.depth {
-            break;
-        }
-        if records(Cookie::unpack(thread.calls[i].cookie).action) {
-            lose(Loss::MissedReturn);
-        }
-    }
-}
-
-#[uprobe]
-pub fn enter(ctx: ProbeContext) -> u32 {
-    let tid = bpf_get_current_pid_tgid() as u32;
-    // A call that finds no room is counted once, at its return.
-    let Some(thread) = thread(tid) else {
-        return 0;
-    };
-    // SAFETY: the entry belongs to the running thread alone; no other program writes it.
-    let thread = unsafe { &mut *thread };
-    // SAFETY: the kernel passes the thread's registers.
-    let regs: &pt_regs = unsafe { &*ctx.regs };
-    let sp = regs.rsp;
-    drop_abandoned(thread, sp);
-    let depth = thread.depth;
-    if depth >= MAX_DEPTH as u64 {
-        lose_call(ctx.as_ptr(), Loss::TooDeep);
-        thread.skipped += 1;
-        return 0;
-    }
-    // SAFETY: the helper takes the program's context.
-    let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
-    let cookie = Cookie::unpack(packed);
-    let records = records(cookie.action);
-    // SAFETY: a helper without arguments.
-    let now = unsafe { bpf_ktime_get_ns() };
-    let chain_ns = if records {
-        now
-    } else if depth > 0 {
-        thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)].chain_ns
-    } else {
-        0
-    };
-    thread.calls[(depth as usize) & (MAX_DEPTH - 1)] = InFlight {
-        sp,
-        cookie: packed,
-        enter_ns: now,
-        chain_ns,
-        seq: if cookie.seq_at_entry { next_seq() } else { 0 },
-        args: [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9],
-    };
-    if cookie.stack_args {
-        // Above the return address. Read now: the callee may write there.
-        let to = &raw mut thread.calls[(depth as usize) & (MAX_DEPTH - 1)].args[3];
-        // SAFETY: three words of the entry's own arguments; the helper checks the source.
-        if unsafe { read_user(to.cast(), 24, (sp + 8) as *const _) } != 0 {
-            lose(Loss::ReadFault);
-        }
-    }
-    thread.depth = depth + 1;
-    0
-}
-
-#[uretprobe]
-pub fn leave(ctx: RetProbeContext) -> u32 {
-    let pid_tgid = bpf_get_current_pid_tgid();
-    let tid = pid_tgid as u32;
-    let Some(thread) = THREADS.get_ptr_mut(tid) else {
-        // There is room now: the entry was not seen. There is none: there was none then.
-        lose_call(
-            ctx.as_ptr(),
-            match thread(tid) {
-                Some(_) => Loss::MissedEntry,
-                None => Loss::ThreadsFull,
-            },
-        );
-        return 0;
-    };
-    // SAFETY: as in `enter`.
-    let thread = unsafe { &mut *thread };
-    // SAFETY: the kernel passes the thread's registers.
-    let regs: &pt_regs = unsafe { &*ctx.regs };
-    // The return popped the return address: at entry the stack pointer was one word lower.
-    let sp = regs.rsp - 8;
-    drop_abandoned(thread, sp - 1);
-    let depth = thread.depth;
-    if depth == 0 || depth > MAX_DEPTH as u64 {
-        lose_call(ctx.as_ptr(), Loss::MissedEntry);
-        return 0;
-    }
-    let top = &raw const thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
-    // SAFETY: an element of the entry above, which nothing writes before this program is over.
-    let top = unsafe { &*top };
-    // SAFETY: the helper takes the program's context.
-    let packed = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
-    if top.sp != sp || top.cookie != packed {
-        if thread.skipped > 0 {
-            // Counted at its entry.
-            thread.skipped -= 1;
-        } else {
-            lose_call(ctx.as_ptr(), Loss::MissedEntry);
-        }
-        return 0;
-    }
-    thread.depth = depth - 1;
-    thread.skipped = 0;
-
-    let cookie = Cookie::unpack(packed);
-    let result = regs.rax as i32;
-    let succeeded = result == 0;
-    let first_arg = top.args[0];
-    match cookie.action {
-        Action::SetContext => {
-            if succeeded {
-                thread.contexts[0] = first_arg;
-                if thread.contexts_known == 0 {
-                    thread.contexts_known = 1;
-                }
-            }
-            return 0;
-        }
-        Action::PushContext => {
-            if succeeded {
-                push_context(thread, first_arg);
-            }
-            return 0;
-        }
-        Action::PopContext => {
-            if succeeded {
-                pop_context(thread);
-            }
-            return 0;
-        }
-        Action::SetDevice => {
-            if succeeded {
-                thread.device = first_arg as i32;
-                thread.known |= FLAG_DEVICE;
-            }
-            return 0;
-        }
-        Action::Record | Action::RecordContext | Action::RecordEnd => {}
-    }
-
-    let mut flags = thread.known;
-    let mut out = 0;
-    if cookie.out_arg != NO_ARG && succeeded {
-        let pointer = top.args[(cookie.out_arg & 3) as usize] as *const u64;
-        // SAFETY: the helper checks the address.
-        match unsafe { bpf_probe_read_user(pointer) } {
-            Ok(value) => {
-                out = value;
-                flags |= FLAG_OUT;
-            }
-            Err(_) => {
-                lose(Loss::ReadFault);
-                flags |= FLAG_OUT_FAULT;
-            }
-        }
-    }
-    match cookie.action {
-        Action::RecordContext if flags & FLAG_OUT != 0 => push_context(thread, out),
-        Action::RecordEnd
-            if succeeded && thread.contexts_known > 0 && thread.contexts[0] == first_arg =>
-        {
-            pop_context(thread);
-        }
-        _ => {}
-    }
-    if thread.contexts_known > 0 {
-        flags |= FLAG_CONTEXT;
-    }
-
-    let parent_enter_ns = if depth > 1 {
-        thread.calls[((depth - 2) as usize) & (MAX_DEPTH - 1)].chain_ns
-    } else {
-        0
-    };
-    let seq = if cookie.seq_at_entry {
-        top.seq
-    } else {
-        next_seq()
-    };
-    let record = &raw mut thread.record;
-    let mut size = size_of::<Call>() as u64;
-    // SAFETY: the entry's own memory; the helpers write at most the sizes given, and check what
-    // they read.
-    unsafe {
-        let call = &raw mut (*record).call;
-        if cookie.extra_arg != NO_ARG {
-            let pointer = top.args[(cookie.extra_arg & 3) as usize] as *const core::ffi::c_void;
-            let words = (cookie.extra_words as u32).min(EXTRA_WORDS as u32);
-            if read_user((&raw mut (*call).extra).cast(), words * 8, pointer) == 0 {
-                flags |= FLAG_EXTRA;
-            } else if succeeded {
-                lose(Loss::ReadFault);
-            }
-        }
-        (*call).frames = 0;
-        (*call).kind = KIND_CALL;
-        if cookie.stack && parent_enter_ns == 0 {
-            let frames = walk_stack(thread, regs.rip, regs.rbp);
-            (*call).kind = KIND_CALL_STACK;
-            (*call).frames = frames;
-            if frames as usize == STACK_FRAMES {
-                flags |= FLAG_STACK_FULL;
-            }
-            size += 8 * (frames as u64 & (2 * STACK_FRAMES as u64 - 1));
-        }
-        (*call).hook = cookie.hook as u32;
-        (*call).tgid = (pid_tgid >> 32) as u32;
-        (*call).tid = tid;
-        (*call).seq = seq;
-        (*call).enter_ns = top.enter_ns;
-        (*call).exit_ns = bpf_ktime_get_ns();
-        (*call).parent_enter_ns = parent_enter_ns;
-        (*call).args = top.args;
-        (*call).out = out;
-        (*call).context = thread.contexts[0];
-        (*call).device = thread.device;
-        (*call).result = result;
-        (*call).flags = flags;
-    }
+fn send(thread: &mut Thread, record: *const core::ffi::c_void, size: u64) {
     let wakeup = if thread.sent == 0 {
         BPF_RB_FORCE_WAKEUP
     } else {
@@ -425,7 +162,7 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     let sent = unsafe {
         bpf_ringbuf_output(
             (&raw const EVENTS).cast_mut().cast(),
-            record.cast(),
+            record.cast_mut(),
             size,
             wakeup,
         )
@@ -433,113 +170,6 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
     if sent != 0 {
         lose(Loss::RingFull);
     }
-    0
-}
-
-/// Return addresses by frame pointers, innermost first, into the thread's record; gives how many.
-///
-/// `bpf_get_stack` does the same with two guarded reads a frame, some 90 ns each on a virtual
-/// machine. Frames lie close together, so here a piece of the stack is copied at once and walked.
-#[inline(always)]
-fn walk_stack(thread: &mut Thread, returns_to: u64, frame_pointer: u64) -> u32 {
-    const PIECE_BYTES: u64 = PIECE_WORDS as u64 * 8;
-    thread.record.stack[0] = returns_to;
-    let mut frames = 1u32;
-    let mut pointer = frame_pointer;
-    let (mut start, mut end) = (0u64, 0u64);
-    for _ in 1..STACK_FRAMES {
-        if pointer & 7 != 0 || pointer == 0 {
-            break;
-        }
-        if pointer < start || pointer + 16 > end {
-            let piece = (&raw mut thread.piece).cast();
-            let from = pointer as *const core::ffi::c_void;
-            // SAFETY: the helper writes at most the piece's size, and checks the source.
-            let whole = unsafe { read_user(piece, PIECE_BYTES as u32, from) } == 0;
-            // Near the end of the stack there may be no more than the frame itself.
-            // SAFETY: as above.
-            if !whole && unsafe { read_user(piece, 16, from) } != 0 {
-                break;
-            }
-            start = pointer;
-            end = pointer + if whole { PIECE_BYTES } else { 16 };
-        }
-        let at = ((pointer - start) >> 3) as usize;
-        let next = thread.piece[at & (PIECE_WORDS - 1)];
-        let address = thread.piece[(at + 1) & (PIECE_WORDS - 1)];
-        if address == 0 {
-            break;
-        }
-        thread.record.stack[(frames as usize) & (STACK_FRAMES - 1)] = address;
-        frames += 1;
-        // The stack grows down: a caller's frame lies above.
-        if next <= pointer {
-            break;
-        }
-        pointer = next;
-    }
-    frames
-}
-
-#[inline(always)]
-fn push_context(thread: &mut Thread, context: u64) {
-    for i in (1..CONTEXTS).rev() {
-        thread.contexts[i] = thread.contexts[i - 1];
-    }
-    thread.contexts[0] = context;
-    if thread.contexts_known < CONTEXTS as u32 {
-        thread.contexts_known += 1;
-    }
-}
-
-/// The one below is known only if it was pushed, or set, while we looked.
-#[inline(always)]
-fn pop_context(thread: &mut Thread) {
-    for i in 1..CONTEXTS {
-        thread.contexts[i - 1] = thread.contexts[i];
-    }
-    if thread.contexts_known > 0 {
-        thread.contexts_known -= 1;
-    }
-}
-
-#[inline(always)]
-fn process_record(kind: u32, tgid: u32) {
-    let Some(mut entry) = EVENTS.reserve::<Process>(0) else {
-        lose(Loss::ProcessEvent);
-        return;
-    };
-    entry.write(Process {
-        kind,
-        tgid,
-        seq: next_seq(),
-        // SAFETY: a helper without arguments.
-        at_ns: unsafe { bpf_ktime_get_ns() },
-    });
-    entry.submit(BPF_RB_FORCE_WAKEUP);
-}
-
-#[raw_tracepoint(tracepoint = "sched_process_exec")]
-pub fn exec(_ctx: RawTracePointContext) -> i32 {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
-    // Calls in flight died with the old program.
-    lose_calls_in_flight(tgid);
-    let _ = THREADS.remove(tgid);
-    process_record(KIND_EXEC, tgid);
-    0
-}
-
-#[raw_tracepoint(tracepoint = "sched_process_exit")]
-pub fn exit(_ctx: RawTracePointContext) -> i32 {
-    let pid_tgid = bpf_get_current_pid_tgid();
-    let (tgid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
-    lose_calls_in_flight(tid);
-    let _ = THREADS.remove(tid);
-    // A thread's exit frees nothing; the agent checks that the others are gone as well.
-    if tid == tgid {
-        process_record(KIND_EXIT, tgid);
-    }
-    0
 }
 
 #[cfg(not(test))]

@@ -26,8 +26,9 @@ use crate::host::identity::StartTime;
 use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
+use crate::probes::framework::Told;
 use crate::probes::order::{Ordered, Orderer, Waiting};
-use crate::probes::record::{self, Decoded};
+use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
@@ -288,18 +289,25 @@ impl Engine {
                 }
             };
             // What has to be done while the process can be asked is not left for the event's turn.
+            let (tgid, probed) = match &event {
+                Event::Call(call) => (call.tgid, call.hook().symbol),
+                Event::Framework(told) => (told.tgid, told.probed()),
+                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, ""),
+            };
+            let wanted = |filter: &mut Box<dyn Filter>| filter.wants(tgid);
+            let stack = if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
+                let seen = || {
+                    let known = discovery.known();
+                    let seen = known.seen(tgid);
+                    seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
+                };
+                stacks.resolve(tgid, probed, frames, cut, seen)
+            } else {
+                Stack::default()
+            };
             match &mut event {
-                Event::Call(call) => {
-                    let wanted = |filter: &mut Box<dyn Filter>| filter.wants(call.tgid);
-                    if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
-                        let seen = || {
-                            let known = discovery.known();
-                            let seen = known.seen(call.tgid);
-                            seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
-                        };
-                        call.stack = stacks.resolve(call.tgid, call.hook, frames, cut, seen);
-                    }
-                }
+                Event::Call(call) => call.stack = stack,
+                Event::Framework(told) => told.stack = stack,
                 Event::Exec { tgid, .. } => {
                     stacks.forget(*tgid);
                     discovery.look(*tgid);
@@ -318,6 +326,7 @@ impl Engine {
     fn handle(&mut self, ordered: &Ordered) {
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
+            Event::Framework(told) => self.handle_told(ordered, told),
             Event::Exec { tgid, seq, at_ns } => {
                 self.retire_predecessor(*tgid, true);
                 let before = self.rows.alloc_events.len();
@@ -346,24 +355,42 @@ impl Engine {
         }
         self.window.counts.uprobe_events += 1;
         self.totals.events += 1;
-        match self.ledger.get(call.tgid) {
-            Some(process) if process.exiting.is_some() => self.retire_predecessor(call.tgid, false),
-            _ => {}
-        }
-        if self.ledger.get(call.tgid).is_none() {
-            let seen = self.discovery.known().seen(call.tgid).cloned();
-            if seen.is_none() {
-                self.discovery.meet(call.tgid);
-            }
-            let seen = seen.map(|seen| (seen.start, seen.program));
-            self.ledger.meet(call.tgid, call.enter_ns, seen);
-            self.report_process(call.tgid);
-        }
+        self.meet(call.tgid, call.enter_ns);
         let before = self.rows.alloc_events.len();
         let turn = Turn { ordered, call };
         self.with_desk(|ledger, desk| ledger.apply(turn, desk));
         self.place_new(before);
         self.told_of_rows(before, false);
+    }
+
+    fn handle_told(&mut self, ordered: &Ordered, told: &Told) {
+        let wanted = |filter: &mut Box<dyn Filter>| filter.wants(told.tgid);
+        if !self.filter.as_mut().is_none_or(wanted) {
+            return;
+        }
+        self.window.counts.usdt_events += 1;
+        self.totals.events += 1;
+        self.meet(told.tgid, told.at_ns);
+        let before = self.rows.alloc_events.len();
+        self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
+        self.told_of_rows(before, false);
+    }
+
+    /// Enters a process in the books that has done something, if it is not there.
+    fn meet(&mut self, pid: u32, at_ns: u64) {
+        match self.ledger.get(pid) {
+            Some(process) if process.exiting.is_some() => self.retire_predecessor(pid, false),
+            _ => {}
+        }
+        if self.ledger.get(pid).is_none() {
+            let seen = self.discovery.known().seen(pid).cloned();
+            if seen.is_none() {
+                self.discovery.meet(pid);
+            }
+            let seen = seen.map(|seen| (seen.start, seen.program));
+            self.ledger.meet(pid, at_ns, seen);
+            self.report_process(pid);
+        }
     }
 
     /// The books, and a desk with what the engine knows of cards and time.

@@ -114,6 +114,12 @@ impl Engine {
     fn report(&mut self, process: Reported, ended_ns: Option<i64>) {
         let coverage = self.discovery.known().coverage(process.pid);
         let mark = self.discovery.known().coverage_mark(process.pid);
+        let framework = {
+            let known = self.discovery.known();
+            known
+                .seen(process.pid)
+                .and_then(|seen| seen.framework.clone())
+        };
         self.reported_coverage.insert(process.pid, mark);
         self.rows.processes.push(ProcessRow {
             ts_ns: clock::realtime_ns() as i64,
@@ -125,8 +131,8 @@ impl Engine {
             ended_ns,
             container: process.program.container.clone(),
             coverage,
-            framework: None,
-            framework_version: None,
+            framework: framework.as_ref().map(|framework| framework.name),
+            framework_version: framework.and_then(|framework| framework.version),
         });
     }
 }

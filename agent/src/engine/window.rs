@@ -23,6 +23,8 @@ pub struct Counts {
     /// The same of the roll-ups, which go on where `agent_windows` waits for room.
     pub rollup_start_ns: i64,
     pub uprobe_events: u64,
+    /// What frameworks' allocators told.
+    pub usdt_events: u64,
     pub agent_events: u64,
     pub lost: Losses,
     /// Records that could not be decoded.
@@ -48,6 +50,7 @@ impl Counts {
             start_ns: clock::realtime_ns() as i64,
             rollup_start_ns: clock::realtime_ns() as i64,
             uprobe_events: 0,
+            usdt_events: 0,
             agent_events: 0,
             lost: [0; Loss::COUNT as usize],
             undecodable: 0,
@@ -158,6 +161,7 @@ impl Window {
             end_ns,
             events_by_source: vec![
                 ("uprobe", counts.uprobe_events as i64),
+                ("usdt", counts.usdt_events as i64),
                 ("agent", counts.agent_events as i64),
             ],
             lossy: is_lossy(&lost_by_cause),

@@ -10,6 +10,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
 
 use crate::probes::hooks::{HOOKS, Hook, Layer};
+use crate::probes::{places, site};
 
 /// A file on this host, whatever its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +59,8 @@ pub fn layer_of(path: &str) -> Option<Layer> {
         Some(Layer::Driver)
     } else if name.starts_with("libcudart.so") {
         Some(Layer::Runtime)
+    } else if name.starts_with("libc10.so") || name.starts_with("libc10_cuda.so") {
+        Some(Layer::Framework)
     } else {
         None
     }
@@ -68,7 +71,9 @@ impl Library {
     pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let display = path.to_string_lossy().into_owned();
         let Some(layer) = layer_of(&display) else {
-            bail!("{display} is neither libcuda.so* nor libcudart.so*");
+            bail!(
+                "{display} is none of libcuda.so*, libcudart.so*, libc10.so* and libc10_cuda.so*"
+            );
         };
         let id = FileId::of(path).with_context(|| format!("failed to open {display}"))?;
         Ok(Self {
@@ -111,6 +116,43 @@ impl Library {
             .map(|(hook, offset)| (hook.symbol, offset))
             .collect();
         Ok(offsets)
+    }
+}
+
+/// A place that is hooked in a library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Point {
+    pub symbol: &'static str,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Offset of the counter that turns it on; 0 for none.
+    pub counter: u32,
+}
+
+impl Library {
+    /// Where a library is hooked, if it is.
+    pub fn points(&self) -> anyhow::Result<Vec<Point>> {
+        if self.layer == Layer::Framework {
+            let places = places::find(self)?.places;
+            return Ok(places
+                .iter()
+                .map(|place| Point {
+                    symbol: place.symbol,
+                    offset: place.offset,
+                    counter: u32::try_from(place.counter).unwrap_or(0),
+                })
+                .collect());
+        }
+        let chosen = site::choose_sites(self, &self.function_offsets()?);
+        Ok(chosen
+            .sites
+            .iter()
+            .map(|(symbol, site)| Point {
+                symbol,
+                offset: site.offset,
+                counter: 0,
+            })
+            .collect())
     }
 }
 
@@ -162,6 +204,9 @@ mod tests {
             Some(Layer::Driver)
         );
         assert_eq!(layer_of("/opt/libcudart.so.13"), Some(Layer::Runtime));
+        assert_eq!(layer_of("/x/lib/libc10_cuda.so"), Some(Layer::Framework));
+        assert_eq!(layer_of("/x/lib/libc10.so"), Some(Layer::Framework));
+        assert_eq!(layer_of("/x/lib/libc10_hip.so"), None);
         assert_eq!(layer_of("/opt/libcudadebugger.so.1"), None);
     }
 

@@ -107,9 +107,26 @@ pub struct Uprobe<'a> {
     pub pid: u32,
 }
 
+/// A place in a file, in all processes, for a program to be linked to.
+pub fn open_everywhere(file: &Path, offset: u64, reference_counter: u32) -> io::Result<OwnedFd> {
+    let uprobe = Uprobe {
+        file,
+        offset,
+        at_return: false,
+        reference_counter,
+        pid: 0,
+    };
+    // An event without a process needs a CPU; the program runs on all.
+    uprobe.open_for(Target::Cpu(0))
+}
+
 impl Uprobe<'_> {
     /// The probe is there until the descriptor is closed. Read it for the count.
     pub fn open(&self) -> io::Result<OwnedFd> {
+        self.open_for(Target::Process(self.pid))
+    }
+
+    fn open_for(&self, target: Target) -> io::Result<OwnedFd> {
         let path = CString::new(self.file.as_os_str().as_bytes()).map_err(io::Error::other)?;
         let attributes = Attributes {
             kind: uprobe_type()?,
@@ -118,7 +135,7 @@ impl Uprobe<'_> {
             config2: self.offset,
             ..Attributes::default()
         };
-        open(attributes, Target::Process(self.pid))
+        open(attributes, target)
     }
 }
 

@@ -104,18 +104,29 @@ pub struct Program {
     pub device_order: Option<String>,
     /// The container it runs in.
     pub container: Container,
+    /// Settings of PyTorch's allocator it was started with, as written.
+    pub allocator_settings: Option<String>,
 }
 
 impl Program {
     /// All `None` if the process is gone.
     pub fn of(pid: u32) -> Self {
-        let [visible_devices, device_order, pod, namespace] = environment_variables(
+        let [
+            visible_devices,
+            device_order,
+            pod,
+            namespace,
+            of_cuda,
+            of_any,
+        ] = environment_variables(
             pid,
             [
                 "CUDA_VISIBLE_DEVICES",
                 "CUDA_DEVICE_ORDER",
                 "POD_NAME",
                 "POD_NAMESPACE",
+                "PYTORCH_CUDA_ALLOC_CONF",
+                "PYTORCH_ALLOC_CONF",
             ],
         );
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -125,6 +136,8 @@ impl Program {
             visible_devices,
             device_order,
             container: Container::parse(&cgroup, pod, namespace),
+            // The newer name wins, as PyTorch has it.
+            allocator_settings: of_any.or(of_cuda),
         }
     }
 }

@@ -189,8 +189,18 @@ impl Ledger {
         if !turn.succeeded() {
             let kind = live.map_or(kind, |allocation| allocation.kind);
             self.count_failure(turn, kind, device, false);
-        } else if ends && live.is_some() {
+        } else if ends && let Some(allocation) = live {
+            self.end_blocks_in(
+                call.tgid,
+                key,
+                allocation.bytes,
+                (call.hook().symbol, call.seq, call.effect_ns()),
+                desk,
+            );
             self.commit(call.tgid, What::Gone { key });
+            if key.0 == Space::Device {
+                self.gave_back(call.tgid, call.tid, allocation.bytes);
+            }
         }
     }
 
@@ -209,6 +219,8 @@ impl Ledger {
             return;
         };
         let row = implicit_free(process, key, allocation, api, seq, at_ns, desk);
+        let bytes = allocation.bytes;
+        self.end_blocks_in(pid, key, bytes, (api, seq, at_ns), desk);
         desk.rows.push(row);
         self.commit(pid, What::Gone { key });
     }
@@ -228,9 +240,12 @@ impl Ledger {
         let place = super::Place {
             device,
             kind,
-            is_driver: turn.is_driver(),
+            layer: turn.call.hook().layer,
         };
         self.commit(pid, What::Failed { place, begins });
+        if begins && matches!(kind, MemoryKind::Device | MemoryKind::VmmPhysical) {
+            self.had_none(pid, turn.call.tid);
+        }
     }
 
     /// The position of a context or pool in the process's list.
@@ -251,6 +266,7 @@ pub(super) fn device_of(process: &Process, ordered: &Ordered, call: &TracedCall)
         .and_then(|context| process.contexts.get(&context).copied());
     match call.hook().layer {
         Layer::Driver => of_context.or(call.device),
-        Layer::Runtime => call.device.or(of_context),
+        // A framework says itself which device it means.
+        Layer::Runtime | Layer::Framework => call.device.or(of_context),
     }
 }

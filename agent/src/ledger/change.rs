@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::framework::{Attempt, Heap, HeapChange};
 use super::process::{Pool, Primary};
 use super::rollup::Place;
 use super::vmm::VmmChange;
@@ -37,6 +38,8 @@ pub enum What {
     Gone { key: Key },
     Vmm(VmmChange),
     Failed { place: Place, begins: bool },
+    Heap(HeapChange),
+    Attempt { tid: u32, attempt: Option<Attempt> },
     Baseline { gpu_uuid: String },
     Exiting { seq: u64, at_ns: u64 },
     Replaced,
@@ -89,13 +92,33 @@ impl Process {
                 self.last_seq = self.last_seq.max(allocation.seq);
                 self.rollup.born(allocation);
                 self.live.insert(*key, *allocation);
+                if let Some(heap) = &mut self.heap {
+                    heap.memory_born(*key, allocation);
+                }
             }
             What::Gone { key } => {
                 if let Some(allocation) = self.live.swap_remove(key) {
                     self.rollup.gone(&allocation);
                 }
+                if let Some(heap) = &mut self.heap {
+                    heap.memory_gone(*key);
+                }
             }
-            What::Vmm(change) => self.vmm.apply(*change),
+            What::Vmm(change) => {
+                if let Some(heap) = &mut self.heap {
+                    heap.follow(&self.vmm, *change);
+                }
+                self.vmm.apply(*change);
+            }
+            What::Heap(change) => self.apply_to_heap(*change),
+            What::Attempt { tid, attempt } => match attempt {
+                Some(attempt) => {
+                    self.attempts.insert(*tid, *attempt);
+                }
+                None => {
+                    self.attempts.remove(tid);
+                }
+            },
             What::Failed { place, begins } => self.rollup.failed(*place, *begins),
             What::Baseline { gpu_uuid } => {
                 self.baseline.insert(gpu_uuid.clone());
@@ -103,5 +126,27 @@ impl Process {
             What::Exiting { seq, at_ns } => self.exiting = Some((*seq, *at_ns)),
             What::Replaced => self.forget_program(),
         }
+    }
+
+    fn apply_to_heap(&mut self, change: HeapChange) {
+        if self.heap.is_none() {
+            self.heap = Some(Box::new(Heap::of(self)));
+        }
+        let Some(heap) = &mut self.heap else { return };
+        match change {
+            HeapChange::Born { block, .. } => {
+                self.last_seq = self.last_seq.max(block.seq);
+                self.rollup
+                    .add(block.place(), block.stack_id(), block.bytes);
+            }
+            HeapChange::Gone { address } => {
+                if let Some(block) = heap.blocks().get(&address) {
+                    self.rollup
+                        .take(block.place(), block.stack_id(), block.bytes);
+                }
+            }
+            _ => {}
+        }
+        heap.apply(change);
     }
 }

@@ -15,6 +15,7 @@ mod booking;
 mod change;
 mod contexts;
 mod created;
+pub mod framework;
 mod pools;
 mod process;
 pub mod rollup;
@@ -99,7 +100,7 @@ impl Allocation {
         Place {
             device: self.device(),
             kind: self.kind,
-            is_driver: self.is_driver,
+            layer: self.layer(),
         }
     }
 }
@@ -179,7 +180,7 @@ impl Ledger {
 
     /// The journal was read to its end.
     pub fn restored(&mut self) {
-        self.live = self.processes.values().map(|p| p.live.len()).sum();
+        self.live = self.processes.values().map(Process::live_count).sum();
     }
 
     /// Everything as changes that rebuild it from nothing.
@@ -240,9 +241,9 @@ impl Ledger {
         let Some(process) = self.processes.get_mut(&pid) else {
             return;
         };
-        let before = process.live.len();
+        let before = process.live_count();
         process.apply(&what);
-        self.live = self.live + process.live.len() - before;
+        self.live = self.live + process.live_count() - before;
         self.changes.push(Change::Of { pid, what });
     }
 
@@ -274,6 +275,7 @@ impl Ledger {
             | Effect::ResetPrimary
             | Effect::ResetDevice
             | Effect::EndContext => self.context(turn, desk),
+            Effect::AskMemory => self.asked_memory(turn),
             // Kept in the kernel.
             Effect::SetContext | Effect::PushContext | Effect::PopContext | Effect::SetDevice => {}
         }
@@ -303,7 +305,7 @@ impl Ledger {
     /// Takes a process that is gone out of the books.
     pub fn end(&mut self, pid: u32, now_ns: u64) -> Option<Process> {
         let mut process = self.processes.remove(&pid)?;
-        self.live -= process.live.len();
+        self.live -= process.live_count();
         self.stacks_full += process.rollup.stacks_full;
         process.exiting = process.exiting.or(Some((0, now_ns)));
         self.changes.push(Change::Ended { pid });
@@ -331,12 +333,15 @@ impl Ledger {
         };
         // Calls that a last thread finished after its leader was gone come before.
         let seq = seq.max(process.last_seq);
+        let blocks = self.end_blocks(pid, api, seq, at_ns, limit, desk);
+        let limit = limit - blocks;
+        let process = &self.processes[&pid];
         let mut ended: Vec<Key> = process.live.keys().rev().take(limit).copied().collect();
         ended.sort_unstable_by_key(|key| process.live[key].seq);
         for key in ended {
             self.end_implicitly(pid, key, api, seq, at_ns, desk);
         }
-        self.processes[&pid].live.is_empty()
+        self.processes[&pid].live_count() == 0
     }
 }
 

@@ -1,10 +1,11 @@
 //! One process lifetime and what lives in it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
+use super::framework::{Attempt, Heap};
 use super::rollup::Rollup;
 use super::vmm::Vmm;
 use super::{Allocation, Key};
@@ -48,6 +49,10 @@ pub struct Process {
     #[serde(with = "pairs")]
     pub live: Live,
     pub vmm: Vmm,
+    /// What a framework's allocator holds, if it has one.
+    pub heap: Option<Box<Heap>>,
+    /// What threads that are looking for memory have met, by thread.
+    pub attempts: BTreeMap<u32, Attempt>,
     pub rollup: Rollup,
     /// Cards on which its memory from before the agent was written down.
     pub baseline: BTreeSet<String>,
@@ -87,6 +92,8 @@ impl Process {
             owners: Vec::new(),
             live: Live::default(),
             vmm: Vmm::default(),
+            heap: None,
+            attempts: BTreeMap::new(),
             rollup: Rollup::default(),
             baseline: BTreeSet::new(),
             exiting: None,
@@ -102,7 +109,14 @@ impl Process {
         self.owners.clear();
         self.live = Live::default();
         self.vmm = Vmm::default();
+        self.heap = None;
+        self.attempts.clear();
         self.program = Program::of(self.pid);
+    }
+
+    /// Allocations and blocks that live.
+    pub fn live_count(&self) -> usize {
+        self.live.len() + self.heap.as_ref().map_or(0, |heap| heap.blocks().len())
     }
 
     /// True once no thread of it lives.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Allocation;
 use crate::Map;
-use crate::probes::hooks::{Class, MemoryKind};
+use crate::probes::hooks::{Class, Layer, MemoryKind};
 
 /// Distinct stacks a process's roll-up tells apart. What goes beyond is booked without a stack,
 /// and counted as `stacks_full`.
@@ -21,7 +21,7 @@ pub const STACKS: usize = 65_536;
 pub struct Place {
     pub device: Option<i32>,
     pub kind: MemoryKind,
-    pub is_driver: bool,
+    pub layer: Layer,
 }
 
 /// Sums of one window, and what lives.
@@ -101,27 +101,35 @@ pub struct Window {
 
 impl Rollup {
     pub fn born(&mut self, allocation: &Allocation) {
-        let place = allocation.place();
+        self.add(allocation.place(), allocation.stack_id(), allocation.bytes);
+    }
+
+    /// New memory of any layer.
+    pub fn add(&mut self, place: Place, stack: Option<i64>, bytes: u64) {
         let device = self.devices.entry(place).or_default();
-        device.sums.born(allocation.bytes);
+        device.sums.born(bytes);
         device.process_peak_bytes = device.process_peak_bytes.max(device.sums.live_bytes);
-        let mut key = (place, allocation.stack_id());
+        let mut key = (place, stack);
         if self.stacks.len() >= STACKS && !self.stacks.contains_key(&key) {
             self.stacks_full += 1;
             key.1 = None;
         }
-        self.stacks.entry(key).or_default().born(allocation.bytes);
+        self.stacks.entry(key).or_default().born(bytes);
     }
 
     pub fn gone(&mut self, allocation: &Allocation) {
-        let place = allocation.place();
+        self.take(allocation.place(), allocation.stack_id(), allocation.bytes);
+    }
+
+    /// Memory that is gone, as it was added.
+    pub fn take(&mut self, place: Place, stack: Option<i64>, bytes: u64) {
         if let Some(device) = self.devices.get_mut(&place) {
-            device.sums.gone(allocation.bytes);
+            device.sums.gone(bytes);
         }
         // Booked without its stack if there were too many then.
-        for key in [(place, allocation.stack_id()), (place, None)] {
+        for key in [(place, stack), (place, None)] {
             if let Some(sums) = self.stacks.get_mut(&key) {
-                sums.gone(allocation.bytes);
+                sums.gone(bytes);
                 return;
             }
         }
@@ -195,7 +203,7 @@ mod tests {
     const PLACE: Place = Place {
         device: Some(1),
         kind: MemoryKind::Device,
-        is_driver: true,
+        layer: Layer::Driver,
     };
 
     /// Window 1: +100, +50, -100, +20 by stacks 7 and 8; the peak is 150. Window 2: nothing.

@@ -67,6 +67,11 @@ impl Vmm {
         (address - start < mapping.bytes).then_some(mapping.memory?)
     }
 
+    /// How much is mapped by the mapping that begins at an address.
+    pub fn mapped_bytes(&self, address: u64) -> Option<u64> {
+        Some(self.mapped.get(&address)?.bytes)
+    }
+
     /// Mappings that lie wholly in a range, by address.
     pub fn mapped_in(&self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let end = address.saturating_add(bytes);

@@ -9,40 +9,42 @@
 //! Unpinned form (`trace`): everything goes away with the process, however it ends.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use aya::maps::{Array, Map, MapData};
-use aya::programs::links::{FdLink, PinnedLink};
-
+use aya::programs::links::FdLink;
 use aya::programs::raw_trace_point::RawTracePointLinkId;
 use aya::programs::uprobe::UProbeLinkId;
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::programs::{ProbeKind, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader};
-use tracing::{info, warn};
+use tracing::info;
 
 use super::channel::Channel;
-use super::hooks::{HOOKS, Layer};
-use super::multi::{self, Site};
-use super::site::{Chosen, choose_sites};
+use super::hooks::HOOKS;
+use super::multi;
+use super::places::SiteTable;
 use crate::host::bpffs;
-use crate::host::library::{FileId, Library};
+use crate::host::library::FileId;
 
 /// The object that `cargo xtask ebpf` built; empty if it had not been built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/vramscope.bpf.o"));
 
-const MAPS: [&str; 6] = [
+const MAPS: [&str; 7] = [
     "EVENTS",
     "THREADS",
     "NEW_THREAD",
     "SEQ",
     "GENERATION",
     "LOST",
+    SITES_OF,
 ];
+/// Programs for entries and returns of functions, and for places of a framework's allocator.
+const UPROBES: [&str; 3] = ["enter", "leave", FRAMEWORK];
+pub(super) const FRAMEWORK: &str = "framework";
+pub(super) const SITES_OF: &str = "SITES_OF";
 pub(super) const TRACEPOINTS: [(&str, &str); 2] = [
     ("exec", "sched_process_exec"),
     ("exit", "sched_process_exit"),
@@ -102,11 +104,14 @@ pub struct Probes {
     pub(super) links: Vec<(FileId, OwnedFd)>,
     pub(super) perf_links: Vec<(FileId, &'static str, UProbeLinkId)>,
     pub(super) tracepoint_links: Vec<(&'static str, RawTracePointLinkId)>,
+    /// Where the operands of a framework's probes lie.
+    pub(super) sites: SiteTable,
 }
 
 pub(super) struct MultiPrograms {
     pub enter: OwnedFd,
     pub leave: OwnedFd,
+    pub framework: OwnedFd,
 }
 
 pub(super) enum Programs {
@@ -117,6 +122,7 @@ pub(super) enum Programs {
 pub(super) struct Pinned {
     enter: UProbe,
     leave: UProbe,
+    framework: UProbe,
 }
 
 impl Programs {
@@ -128,10 +134,10 @@ impl Programs {
                     .with_context(|| format!("no BPF program {name:?} in the object"))?;
                 Ok(program.try_into()?)
             }
-            Programs::Pinned(pinned) => Ok(if name == "enter" {
-                &mut pinned.enter
-            } else {
-                &mut pinned.leave
+            Programs::Pinned(pinned) => Ok(match name {
+                "enter" => &mut pinned.enter,
+                "leave" => &mut pinned.leave,
+                _ => &mut pinned.framework,
             }),
         }
     }
@@ -144,6 +150,7 @@ pub fn load_unpinned(sizes: Sizes, uprobe_multi: bool) -> anyhow::Result<(Probes
     let multi = load_multi(&ebpf, uprobe_multi);
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
+    let sites = SiteTable::open(take_map(&mut ebpf, SITES_OF)?)?;
     let tracepoint_links = attach_tracepoints(&mut ebpf, None)?;
     let probes = Probes {
         programs: Programs::Loaded(Box::new(ebpf)),
@@ -153,6 +160,7 @@ pub fn load_unpinned(sizes: Sizes, uprobe_multi: bool) -> anyhow::Result<(Probes
         links: Vec::new(),
         perf_links: Vec::new(),
         tracepoint_links,
+        sites,
     };
     Ok((probes, channel))
 }
@@ -192,7 +200,7 @@ pub fn load_pinned(
             map.pin(pins.join(name))
                 .with_context(|| format!("failed to pin map {name}"))?;
         }
-        for name in ["enter", "leave"] {
+        for name in UPROBES {
             let program: &mut UProbe = ebpf
                 .program_mut(name)
                 .context("no such BPF program")?
@@ -211,7 +219,11 @@ pub fn load_pinned(
                 .with_context(|| format!("failed to pin program {name}"))?;
         }
         if let Some(multi) = load_multi(&ebpf, uprobe_multi) {
-            for (name, program) in [("enter-multi", &multi.enter), ("leave-multi", &multi.leave)] {
+            for (name, program) in [
+                ("enter-multi", &multi.enter),
+                ("leave-multi", &multi.leave),
+                ("framework-multi", &multi.framework),
+            ] {
                 multi::pin(program, &pins.join(name))
                     .with_context(|| format!("failed to pin program {name}"))?;
             }
@@ -229,13 +241,20 @@ pub fn load_pinned(
     };
     let mut channel = Channel::open(open, None)?;
     channel.fresh = fresh;
+    let sites = SiteTable::open(open(SITES_OF)?)?;
     let open = |name: &str| multi::open_pin(&pins.join(name)).ok();
     let multi = open("enter-multi")
         .zip(open("leave-multi"))
-        .map(|(enter, leave)| MultiPrograms { enter, leave });
+        .zip(open("framework-multi"))
+        .map(|((enter, leave), framework)| MultiPrograms {
+            enter,
+            leave,
+            framework,
+        });
     let programs = Programs::Pinned(Box::new(Pinned {
         enter: UProbe::from_pin(pins.join("enter"), ProbeKind::Entry)?,
         leave: UProbe::from_pin(pins.join("leave"), ProbeKind::Return)?,
+        framework: UProbe::from_pin(pins.join(FRAMEWORK), ProbeKind::Entry)?,
     }));
     Ok((
         Probes {
@@ -246,6 +265,7 @@ pub fn load_pinned(
             links: Vec::new(),
             perf_links: Vec::new(),
             tracepoint_links: Vec::new(),
+            sites,
         },
         channel,
     ))
@@ -298,7 +318,7 @@ fn load_object(sizes: Sizes) -> anyhow::Result<Ebpf> {
             chain(&error)
         )
     })?;
-    for name in ["enter", "leave"] {
+    for name in UPROBES {
         let program: &mut UProbe = ebpf
             .program_mut(name)
             .context("no such BPF program")?
@@ -345,11 +365,12 @@ fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<MultiPrograms> {
     Some(MultiPrograms {
         enter: load("enter")?,
         leave: load("leave")?,
+        framework: load(FRAMEWORK)?,
     })
 }
 
 /// An error with its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
@@ -401,148 +422,4 @@ fn set_start(pins: &Path, next_seq: u64) -> anyhow::Result<()> {
     // Since boot, as processes' start times are: the wall clock may be set meanwhile.
     generation.set(0, crate::host::clock::boottime_ns(), 0)?;
     Ok(())
-}
-
-impl Probes {
-    /// Attaches every hook of the library's layer that it exports. A library that was attached
-    /// before is left as it is. Never fails as a whole: what could not be attached says why.
-    pub fn attach(&mut self, library: &Library) -> &[Attachment] {
-        if !self.attached.contains_key(&library.id) {
-            let attachments = self.attach_new(library);
-            self.attached.insert(library.id, attachments);
-        }
-        &self.attached[&library.id]
-    }
-
-    fn attach_new(&mut self, library: &Library) -> Vec<Attachment> {
-        let symbols = match library.function_offsets() {
-            Ok(symbols) => symbols,
-            Err(error) => {
-                let refused = format!("{error:#}");
-                return hooks_of(library.layer)
-                    .map(|(_, hook)| Attachment {
-                        symbol: hook.symbol,
-                        refused: Some(refused.clone()),
-                    })
-                    .collect();
-            }
-        };
-        let Chosen { sites, same_code } = choose_sites(library, &symbols);
-        let at_once = self
-            .attach_at_once(library, &sites)
-            .unwrap_or_else(|error| {
-                warn!(
-                    library = library.path,
-                    "one link for all functions failed, hooking one by one: {error:#}"
-                );
-                false
-            });
-        hooks_of(library.layer)
-            .map(|(_, hook)| {
-                let site = sites.iter().find(|(symbol, _)| *symbol == hook.symbol);
-                let twin = same_code.get(hook.symbol);
-                let refused = match site {
-                    None if twin.is_some() => {
-                        twin.map(|twin| format!("the same code as {twin}, which is hooked"))
-                    }
-                    None => Some(NOT_EXPORTED.to_string()),
-                    Some(_) if at_once => None,
-                    Some((symbol, site)) => self
-                        .attach_one(library, symbol, *site)
-                        .err()
-                        .map(|error| format!("{error:#}")),
-                };
-                Attachment {
-                    symbol: hook.symbol,
-                    refused,
-                }
-            })
-            .collect()
-    }
-
-    /// Hooks all functions of a library by one link for the returns and one for the entries.
-    /// False where that cannot be done.
-    fn attach_at_once(
-        &mut self,
-        library: &Library,
-        sites: &[(&str, Site)],
-    ) -> anyhow::Result<bool> {
-        let Some(multi) = self.multi.as_ref().filter(|_| !sites.is_empty()) else {
-            return Ok(false);
-        };
-        let pin = |what: &str, program: &str| {
-            let pins = self.pins.as_ref()?;
-            Some(
-                pins.join("links")
-                    .join(link_name(library.id, what, program)),
-            )
-        };
-        // Hooked one by one by an agent before: doing it again would count everything twice.
-        let one_by_one = sites
-            .iter()
-            .any(|(symbol, _)| pin(symbol, "leave").is_some_and(|pin| pin.exists()));
-        if one_by_one {
-            return Ok(false);
-        }
-        let sites: Vec<Site> = sites.iter().map(|(_, site)| *site).collect();
-        let mut links = Vec::new();
-        // The returns first, as in `attach_one`.
-        for (name, program) in [("leave", &multi.leave), ("enter", &multi.enter)] {
-            let pin = pin("all", name);
-            if pin.as_ref().is_some_and(|pin| pin.exists()) {
-                continue;
-            }
-            let link = multi::link(program, &library.open_path, &sites, name == "leave")?;
-            match pin {
-                Some(pin) => multi::pin(&link, &pin)
-                    .with_context(|| format!("failed to pin {}", pin.display()))?,
-                None => links.push((library.id, link)),
-            }
-        }
-        self.links.extend(links);
-        Ok(true)
-    }
-
-    fn attach_one(&mut self, library: &Library, symbol: &str, site: Site) -> anyhow::Result<()> {
-        // The return probe first: a call that is entered in between is then counted as missed,
-        // where the other order would leave an entry without an end.
-        for name in ["leave", "enter"] {
-            let pin = self
-                .pins
-                .as_ref()
-                .map(|pins| pins.join("links").join(link_name(library.id, symbol, name)));
-            if let Some(pin) = &pin
-                && PinnedLink::from_pin(pin).is_ok()
-            {
-                continue;
-            }
-            let program = self.programs.get(name)?;
-            let point = UProbeAttachPoint {
-                location: UProbeAttachLocation::AbsoluteOffset(site.offset),
-                cookie: Some(site.cookie),
-            };
-            let id = program
-                .attach(point, &library.open_path, UProbeScope::AllProcesses)
-                .map_err(|error| anyhow::anyhow!("failed to attach: {}", chain(&error)))?;
-            if let Some(pin) = pin {
-                let link: FdLink = program.take_link(id)?.try_into()?;
-                link.pin(&pin)
-                    .with_context(|| format!("failed to pin {}", pin.display()))?;
-            } else {
-                self.perf_links.push((library.id, name, id));
-            }
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn hooks_of(layer: Layer) -> impl Iterator<Item = (u16, &'static super::hooks::Hook)> {
-    (0u16..)
-        .zip(HOOKS)
-        .filter(move |(_, hook)| hook.layer == layer)
-}
-
-/// bpffs allows no dots in names.
-fn link_name(id: FileId, symbol: &str, program: &str) -> OsString {
-    format!("{:x}-{:x}-{symbol}-{program}", id.device, id.inode).into()
 }

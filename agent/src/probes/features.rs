@@ -259,6 +259,7 @@ fn multi_link() -> io::Result<()> {
     let site = multi::Site {
         offset: 0,
         cookie: 0,
+        counter: 0,
     };
     match multi::link(&program, std::path::Path::new("/"), &[site], false) {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),

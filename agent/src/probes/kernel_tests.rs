@@ -86,6 +86,7 @@ impl Bed {
         let site = [Site {
             offset: offset_of(function),
             cookie: cookie.pack(),
+            counter: 0,
         }];
         let link = |program, returns| multi::link(program, Path::new(ME), &site, returns).unwrap();
         self.links.push(link(&self.programs.leave, true));

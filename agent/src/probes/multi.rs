@@ -22,6 +22,7 @@ const BPF_OBJ_GET: i64 = 7;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 pub(super) const BPF_TRACE_UPROBE_MULTI: u32 = 48;
+const BPF_PERF_EVENT: u32 = 41;
 /// Programs for perf events name none.
 pub(super) const NO_ATTACH_TYPE: u32 = 0;
 const BPF_F_UPROBE_MULTI_RETURN: u32 = 1;
@@ -77,6 +78,8 @@ pub struct Site {
     /// Offset in the file, bytes.
     pub offset: u64,
     pub cookie: u64,
+    /// Offset in the file of the counter that turns a USDT probe on; 0 for none.
+    pub counter: u64,
 }
 
 /// Loads a program of the object for uprobe-multi links. `maps` are the object's maps as aya made
@@ -135,11 +138,18 @@ pub fn link(program: &OwnedFd, file: &Path, sites: &[Site], returns: bool) -> io
     let path = c_path(file)?;
     let offsets: Vec<u64> = sites.iter().map(|site| site.offset).collect();
     let cookies: Vec<u64> = sites.iter().map(|site| site.cookie).collect();
+    let counters: Vec<u64> = sites.iter().map(|site| site.counter).collect();
+    let has_counters = counters.iter().any(|counter| *counter != 0);
     let attributes = LinkCreate {
         prog_fd: program.as_raw_fd() as u32,
         attach_type: BPF_TRACE_UPROBE_MULTI,
         path: path.as_ptr() as u64,
         offsets: offsets.as_ptr() as u64,
+        ref_ctr_offsets: if has_counters {
+            counters.as_ptr() as u64
+        } else {
+            0
+        },
         cookies: cookies.as_ptr() as u64,
         cnt: sites.len() as u32,
         multi_flags: if returns {
@@ -150,6 +160,31 @@ pub fn link(program: &OwnedFd, file: &Path, sites: &[Site], returns: bool) -> io
         ..LinkCreate::default()
     };
     // SAFETY: all pointers in the attributes live until the call is over.
+    unsafe { bpf_fd(BPF_LINK_CREATE, &attributes) }
+}
+
+/// The part that a link to a perf event needs.
+#[repr(C)]
+#[derive(Default)]
+struct PerfLink {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+    cookie: u64,
+    padding: [u64; 4],
+}
+
+/// Hooks the place of a perf event. The link keeps the event.
+pub fn perf_link(program: RawFd, event: &OwnedFd, cookie: u64) -> io::Result<OwnedFd> {
+    let attributes = PerfLink {
+        prog_fd: program as u32,
+        target_fd: event.as_raw_fd() as u32,
+        attach_type: BPF_PERF_EVENT,
+        cookie,
+        ..PerfLink::default()
+    };
+    // SAFETY: the attributes hold no pointers.
     unsafe { bpf_fd(BPF_LINK_CREATE, &attributes) }
 }
 

@@ -4,7 +4,8 @@
 //! return), but they arrive when calls return. So an event waits until all lower numbers are
 //! there, at most `hold`: a free that the driver is long over, or a lost record, must not stop
 //! the rest. A call made inside another traced call arrives first and waits for the outer one,
-//! which has the stack and the number it will name as its parent.
+//! which has the stack and the number it will name as its parent. What a framework's allocator
+//! reports waits for the probe that follows on its thread, until the thread does something else.
 //!
 //! Invariants:
 //! - every event that goes in comes out exactly once;
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::framework::{Told, What};
 use super::hooks::Layer;
 use super::record::Stack;
 use super::{Event, TracedCall};
@@ -39,11 +41,12 @@ pub struct Waiting {
     pub next_seq: Option<u64>,
     pub nested: Vec<TracedCall>,
     pub ordered: Vec<Ordered>,
+    pub halves: Vec<Told>,
 }
 
 impl Waiting {
     pub fn is_empty(&self) -> bool {
-        self.nested.is_empty() && self.ordered.is_empty()
+        self.nested.is_empty() && self.ordered.is_empty() && self.halves.is_empty()
     }
 }
 
@@ -52,6 +55,8 @@ pub struct Orderer {
     hold_ns: u64,
     /// Calls whose enclosing call has not returned, by thread.
     nested: Map<u32, Vec<(u64, TracedCall)>>,
+    /// Reports whose probe has not followed, by thread.
+    halves: Map<u32, (u64, Told)>,
     /// Events whose turn it was when they came: with one thread at work, nearly all.
     ready: VecDeque<Ordered>,
     /// Events whose turn has not come, with their time of arrival.
@@ -65,6 +70,7 @@ impl Orderer {
         Self {
             hold_ns: hold.as_nanos() as u64,
             nested: Map::default(),
+            halves: Map::default(),
             ready: VecDeque::new(),
             turns: BTreeMap::new(),
             next_seq,
@@ -79,6 +85,9 @@ impl Orderer {
                 .entry(call.tid)
                 .or_default()
                 .push((now_ns, call));
+        }
+        for told in waiting.halves {
+            self.halves.insert(told.tid, (now_ns, told));
         }
         for ordered in waiting.ordered {
             self.turns.insert(ordered.event.seq(), (now_ns, ordered));
@@ -101,6 +110,7 @@ impl Orderer {
                 .chain(self.turns.values().map(|(_, ordered)| ordered))
                 .cloned()
                 .collect(),
+            halves: self.halves.values().map(|(_, told)| told.clone()).collect(),
         }
     }
 
@@ -112,6 +122,7 @@ impl Orderer {
             .flatten()
             .any(|(_, call)| call.tgid == pid);
         nested
+            || self.halves.values().any(|(_, told)| told.tgid == pid)
             || self.ready.iter().any(|ordered| ordered.event.tgid() == pid)
             || self
                 .turns
@@ -121,6 +132,13 @@ impl Orderer {
 
     /// Takes an event that arrived at `now_ns`.
     pub fn push(&mut self, event: Event, now_ns: u64) {
+        if let Event::Framework(told) = event {
+            self.push_told(told, now_ns);
+            return;
+        }
+        if !self.halves.is_empty() {
+            self.release_half_before(&event);
+        }
         let call = match event {
             Event::Call(call) if call.parent_enter_ns.is_some() => {
                 self.nested
@@ -149,6 +167,62 @@ impl Orderer {
         }
     }
 
+    /// Puts the two halves of an allocator's event together.
+    fn push_told(&mut self, mut told: Told, now_ns: u64) {
+        let before = self.halves.remove(&told.tid);
+        match before {
+            Some((arrived, mut half)) if told.what == What::Rest && half.seq == told.seq => {
+                half.complete(&told);
+                self.insert(Ordered::plain(Event::Framework(half)), arrived);
+                return;
+            }
+            Some((arrived, half)) => self.insert(Ordered::plain(Event::Framework(half)), arrived),
+            None => {}
+        }
+        if told.is_half() {
+            let tid = told.tid;
+            self.halves.insert(tid, (now_ns, told));
+            return;
+        }
+        // Its report was lost, or not waited for any longer.
+        told.announced |= told.what == What::Rest;
+        self.insert(Ordered::plain(Event::Framework(told)), now_ns);
+    }
+
+    /// A thread that does something else has no more to say about its last block.
+    fn release_half_before(&mut self, event: &Event) {
+        let tids: Vec<u32> = match event {
+            Event::Call(call) => vec![call.tid],
+            Event::Framework(_) => Vec::new(),
+            Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => self
+                .halves
+                .iter()
+                .filter(|(_, (_, told))| told.tgid == *tgid)
+                .map(|(tid, _)| *tid)
+                .collect(),
+        };
+        for tid in tids {
+            if let Some((arrived, told)) = self.halves.remove(&tid) {
+                self.insert(Ordered::plain(Event::Framework(told)), arrived);
+            }
+        }
+    }
+
+    /// Reports that no probe followed: the program allocates without telling what was asked for.
+    fn give_up_halves(&mut self, overdue: impl Fn(u64) -> bool) {
+        let late: Vec<u32> = self
+            .halves
+            .iter()
+            .filter(|(_, (arrived, _))| overdue(*arrived))
+            .map(|(tid, _)| *tid)
+            .collect();
+        for tid in late {
+            if let Some((arrived, told)) = self.halves.remove(&tid) {
+                self.insert(Ordered::plain(Event::Framework(told)), arrived);
+            }
+        }
+    }
+
     fn insert(&mut self, ordered: Ordered, now_ns: u64) {
         let seq = ordered.event.seq();
         if self.turns.is_empty() && self.next_seq == Some(seq) {
@@ -169,6 +243,12 @@ impl Orderer {
         let overdue = |arrived: u64| now_ns.saturating_sub(arrived) >= hold_ns;
         if !self.nested.is_empty() {
             self.give_up_nested(|arrived| overdue(arrived.saturating_add(hold_ns)));
+        }
+        if !self.halves.is_empty() {
+            self.give_up_halves(overdue);
+            if let Some(ordered) = self.ready.pop_front() {
+                return Some(ordered);
+            }
         }
         let entry = self.turns.first_entry()?;
         let seq = *entry.key();
@@ -201,6 +281,7 @@ impl Ordered {
     fn plain(event: Event) -> Self {
         let (stack, context) = match &event {
             Event::Call(call) => (call.stack, call.context),
+            Event::Framework(told) => (told.stack, None),
             _ => (Stack::default(), None),
         };
         Self {

@@ -4,9 +4,10 @@
 use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::{
     Call, CallStack, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA, FLAG_OUT, FLAG_STACK_FULL,
-    KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, Process, STACK_FRAMES,
+    KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, KIND_FRAMEWORK, Process, STACK_FRAMES,
 };
 
+use super::framework::Told;
 use super::hooks::{HOOKS, Hook};
 
 /// What a call's return addresses turned out to be.
@@ -90,14 +91,25 @@ impl TracedCall {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     Call(TracedCall),
-    Exec { tgid: u32, seq: u64, at_ns: u64 },
-    Exit { tgid: u32, seq: u64, at_ns: u64 },
+    /// What a framework's allocator told.
+    Framework(Told),
+    Exec {
+        tgid: u32,
+        seq: u64,
+        at_ns: u64,
+    },
+    Exit {
+        tgid: u32,
+        seq: u64,
+        at_ns: u64,
+    },
 }
 
 impl Event {
     pub fn seq(&self) -> u64 {
         match self {
             Event::Call(call) => call.seq,
+            Event::Framework(told) => told.seq,
             Event::Exec { seq, .. } | Event::Exit { seq, .. } => *seq,
         }
     }
@@ -105,6 +117,7 @@ impl Event {
     pub fn tgid(&self) -> u32 {
         match self {
             Event::Call(call) => call.tgid,
+            Event::Framework(told) => told.tgid,
             Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => *tgid,
         }
     }
@@ -117,6 +130,8 @@ pub enum DecodeError {
     Short(usize, u32),
     #[error("unknown record kind {0}")]
     Kind(u32),
+    #[error("unknown event {0} of a framework")]
+    Framework(u32),
     #[error("hook {0} is not in the table of {len} rows", len = HOOKS.len())]
     Hook(u32),
 }
@@ -147,6 +162,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
             let frames = word(bytes, at).ok_or(DecodeError::Short(bytes.len(), kind))? as usize;
             size_of::<Call>() + 8 * frames.min(STACK_FRAMES)
         }
+        KIND_FRAMEWORK => return super::framework::decode(bytes),
         KIND_EXEC | KIND_EXIT => size_of::<Process>(),
         other => return Err(DecodeError::Kind(other)),
     };
@@ -222,7 +238,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
     })
 }
 
-fn word(bytes: &[u8], offset: usize) -> Option<u32> {
+pub(super) fn word(bytes: &[u8], offset: usize) -> Option<u32> {
     let bytes = bytes.get(offset..offset + 4)?;
     Some(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }

@@ -6,12 +6,16 @@
 //! 569 `cu…` functions of 535.261.03 that are stubs). The branch that follows is emulated, and
 //! when it is reached nothing but the flags has changed: registers and stack are as at entry. So
 //! the probe goes there.
+//!
+//! A function compiled for a shared library may begin with the load of an address into `%rax`,
+//! which carries no argument, before it saves registers: `mov disp(%rip), %rax; push %r14`
+//! (`c10::reportMemoryUsageToProfiler` of PyTorch 2.15.0). There the probe goes on the `push`.
 
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use super::bpf::hooks_of;
+use super::attach::hooks_of;
 use super::multi::Site;
 use crate::host::library::Library;
 
@@ -23,22 +27,39 @@ const COMPARE: [u8; 2] = [0x81, 0x3d];
 const COMPARE_BYTES: usize = 10;
 /// `je rel8`
 const BRANCH: u8 = 0x74;
+/// `mov disp32(%rip), %rax`: prefix, opcode, ModRM, displacement.
+const LOAD: [u8; 3] = [0x48, 0x8b, 0x05];
+const LOAD_BYTES: usize = 7;
+
+/// `push %reg`, also with the prefix for the upper eight registers.
+fn is_push(code: &[u8]) -> bool {
+    match code {
+        [0x50..=0x57, ..] => true,
+        [0x41, second, ..] => matches!(second, 0x50..=0x57),
+        _ => false,
+    }
+}
 
 /// How many bytes after its start a function is best probed.
 pub fn displacement(code: &[u8]) -> u64 {
     let guarded = code.starts_with(&COMPARE) && code.get(COMPARE_BYTES) == Some(&BRANCH);
-    if guarded { COMPARE_BYTES as u64 } else { 0 }
+    let loads = code.starts_with(&LOAD) && code.get(LOAD_BYTES..).is_some_and(is_push);
+    match (guarded, loads) {
+        (true, _) => COMPARE_BYTES as u64,
+        (_, true) => LOAD_BYTES as u64,
+        _ => 0,
+    }
 }
 
 /// Where to probe, and names that are other names of code probed already.
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     pub sites: Vec<(&'static str, Site)>,
     pub same_code: HashMap<&'static str, &'static str>,
 }
 
 /// One site for each function; of two names for the same code the first in the table, since two
 /// probes there would see every call twice.
-pub(super) fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u64>) -> Chosen {
+pub(crate) fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u64>) -> Chosen {
     let file = fs::File::open(&library.open_path).ok();
     let mut chosen = Chosen {
         sites: Vec::new(),
@@ -60,8 +81,12 @@ pub(super) fn choose_sites(library: &Library, symbols: &HashMap<&'static str, u6
             .is_some_and(|file| file.read_exact_at(&mut code, *start).is_ok());
         let displacement = if is_read { displacement(&code) } else { 0 };
         let offset = start + displacement;
-        let cookie = hook.cookie(index);
-        chosen.sites.push((hook.symbol, Site { offset, cookie }));
+        let site = Site {
+            offset,
+            cookie: hook.cookie(index),
+            counter: 0,
+        };
+        chosen.sites.push((hook.symbol, site));
     }
     chosen
 }
@@ -82,6 +107,12 @@ mod tests {
             0x55, 0x48, 0x89, 0xe5, 0x41, 0x57, 0x41, 0x56, 0, 0, 0x74, 0,
         ];
         assert_eq!(displacement(&runtime), 0);
+        // c10::reportMemoryUsageToProfiler of PyTorch 2.15.0.
+        let report = [
+            0x48, 0x8b, 0x05, 0x91, 0x51, 0x0f, 0x00, 0x41, 0x56, 0x45, 0x89, 0xc6,
+        ];
+        assert_eq!(displacement(&report), 7);
+        assert_eq!(displacement(&report[..8]), 0);
         assert_eq!(displacement(&driver[..10]), 0);
         assert_eq!(displacement(&[]), 0);
     }

@@ -212,7 +212,7 @@ fn window_of() -> WindowOf {
         place: Place {
             device: None,
             kind: crate::probes::hooks::MemoryKind::Pool,
-            is_driver: true,
+            layer: crate::probes::hooks::Layer::Driver,
         },
         lossy: false,
     }

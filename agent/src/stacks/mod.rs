@@ -13,7 +13,6 @@ use std::collections::HashSet;
 
 use crate::Map;
 use crate::host::procfs::{self, Mapping};
-use crate::probes::hooks::HOOKS;
 use crate::probes::record::{Quality, Stack};
 use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
@@ -125,13 +124,13 @@ impl Stacks {
         }
     }
 
-    /// The stack of a call of `hook` from its return addresses as the kernel side wrote them,
+    /// The stack of a call of the function `api` from its return addresses as the kernel side wrote them,
     /// innermost first; `cut` if there were more. `seen` gives mappings that were read earlier,
     /// for a process that is over.
     pub fn resolve(
         &mut self,
         pid: u32,
-        hook: u16,
+        api: &'static str,
         frames: &[u8],
         cut: bool,
         seen: impl FnOnce() -> Vec<Mapping>,
@@ -140,7 +139,8 @@ impl Stacks {
             return Stack::default();
         }
         // Wide enough for two stacks never to meet by chance.
-        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, u64::from(hook));
+        // A name's place in memory is as good as the name, and costs nothing to hash.
+        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, api.as_ptr() as u64);
         match self.spaces.get(&pid) {
             Some(space) => {
                 if let Some(stack) = space.resolved.get(&key) {
@@ -159,7 +159,7 @@ impl Stacks {
             .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
             .take_while(|address| *address != 0)
             .collect();
-        let stack = self.resolve_new(pid, hook, &addresses, cut);
+        let stack = self.resolve_new(pid, api, &addresses, cut);
         let space = self.spaces.entry(pid).or_default();
         if space.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.
@@ -169,7 +169,7 @@ impl Stacks {
         stack
     }
 
-    fn resolve_new(&mut self, pid: u32, hook: u16, frames: &[u64], cut: bool) -> Stack {
+    fn resolve_new(&mut self, pid: u32, api: &'static str, frames: &[u64], cut: bool) -> Stack {
         let mut locations = Vec::with_capacity(frames.len());
         let mut complete = !cut;
         let mut reread = false;
@@ -208,7 +208,6 @@ impl Stacks {
                 quality: Quality::Unresolved,
             };
         }
-        let api = HOOKS[hook as usize].symbol;
         let stack_id = self.hash(api, &locations);
         if self.known.len() >= KNOWN {
             self.known.clear();

@@ -4,7 +4,8 @@
 //! Invariants:
 //! - every record starts with its `kind`; its size follows from the kind, and that of a call with
 //!   a stack from its `frames`;
-//! - `seq` is dense: each value taken belongs to exactly one record or one counted loss;
+//! - `seq` is dense: each value taken belongs to exactly one record or one counted loss; a record
+//!   with [`FLAG_PAIRED`] repeats the number of the one it completes;
 //! - a free takes its `seq` at entry and an allocation at return, so that an address which one
 //!   thread frees and another gets again is seen in the true order.
 //!
@@ -12,6 +13,8 @@
 //! its pin folder after the BPF object's hash, so that old and new never meet.
 
 #![no_std]
+
+pub mod framework;
 
 /// Frames of a frame-pointer stack that fit into one record.
 pub const STACK_FRAMES: usize = 64;
@@ -33,6 +36,9 @@ pub const KIND_CALL_STACK: u32 = 2;
 pub const KIND_EXEC: u32 = 3;
 /// A thread-group leader exited.
 pub const KIND_EXIT: u32 = 4;
+/// What a framework's allocator tells: [`framework::Told`], with as many return addresses behind
+/// it as its `frames` says.
+pub const KIND_FRAMEWORK: u32 = 5;
 
 /// One finished call.
 #[repr(C)]

@@ -82,6 +82,7 @@ impl Finder {
     /// The first search: all processes, then files that none maps yet.
     pub fn begin(&mut self) {
         lock(&self.known).state.uprobe_multi = self.probes.uses_multi();
+        lock(&self.known).state.framework = self.search.framework;
         self.follow_switch();
         self.search_everything();
         // What an earlier agent hooked and nobody uses: some of it may be on disks to be detached.
@@ -219,6 +220,7 @@ impl Finder {
                 exe: mapped.exe.clone(),
                 ..Program::default()
             },
+            framework: None,
             mappings: mapped.mappings.clone(),
         };
         // What was read of it while it lived tells more.
@@ -346,6 +348,7 @@ impl Finder {
                 at: Instant::now(),
                 start,
                 program: inspection.program,
+                framework: inspection.framework,
                 mappings: inspection.mappings,
             };
             known.processes.insert(pid, seen);

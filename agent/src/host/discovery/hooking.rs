@@ -15,7 +15,11 @@ use super::lock;
 use crate::host::identity::StartTime;
 use crate::host::library::{FileId, Library};
 use crate::probes::bpf::{Attachment, NOT_EXPORTED};
+use crate::probes::hooks::Layer;
 use crate::probes::samefile;
+
+/// Why no framework's allocator is hooked.
+const NO_FRAMEWORK: &str = "framework = false: frameworks' allocators are not hooked";
 
 impl Finder {
     /// Takes note of what a process objects to.
@@ -187,6 +191,9 @@ impl Finder {
         if let Some(off) = lock(&self.known).off() {
             return Some(off.to_string());
         }
+        if candidate.library.layer == Layer::Framework && !self.search.framework {
+            return Some(NO_FRAMEWORK.to_string());
+        }
         if self.search.policy.excludes(&candidate.library.path) {
             return Some("only_libraries does not name it".to_string());
         }
@@ -225,16 +232,17 @@ impl Finder {
             let Outcome::Attached(attachments) = &hooked.outcome else {
                 continue;
             };
-            let offsets = candidate
+            let points = candidate
                 .library
-                .function_offsets()
+                .points()
                 .map_err(|error| format!("{error:#}"))?;
-            let offset = attachments
-                .iter()
-                .filter(|attachment| attachment.refused.is_none())
-                .find_map(|attachment| offsets.get(attachment.symbol));
-            let Some(offset) = offset else { continue };
-            match samefile::is_hooked_file(&candidate.library.open_path, *offset) {
+            let point = points.iter().find(|point| {
+                let mut hooked = attachments.iter().filter(|a| a.refused.is_none());
+                hooked.any(|attachment| attachment.symbol == point.symbol)
+            });
+            let Some(point) = point else { continue };
+            let path = &candidate.library.open_path;
+            match samefile::is_hooked_file(path, point.offset, point.counter) {
                 Ok(true) => return Ok(Some(id)),
                 Ok(false) => {}
                 Err(error) => {

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::frameworks::{self, Framework};
 use super::known::{Coverage, Likeness, WHOLE_LIBRARY};
 use crate::host::identity::StartTime;
 use crate::host::library::{self, FileId, Library, StaticRuntime};
@@ -58,6 +59,7 @@ pub(super) struct Inspection {
     pub remarks: Vec<Coverage>,
     pub start: Option<StartTime>,
     pub program: Program,
+    pub framework: Option<Framework>,
     pub mappings: Vec<Mapping>,
 }
 
@@ -98,11 +100,17 @@ impl Inspector {
                 candidates.push(candidate);
             }
         }
-        if candidates.is_empty() {
+        // Every PyTorch has libc10.so, also one without CUDA.
+        let is_c10 = |candidate: &Candidate| {
+            let name = candidate.library.path.rsplit('/').next();
+            name.is_some_and(|name| name.starts_with("libc10.so"))
+        };
+        if candidates.iter().all(is_c10) {
             return Err(mappings);
         }
         let program = Program::of(pid);
-        let mut remarks = Vec::new();
+        let framework = frameworks::of_process(pid, &mappings);
+        let mut remarks = frameworks::remarks(&mappings);
         let maps = |layer| candidates.iter().any(|c| c.library.layer == layer);
         let (has_driver, has_runtime) = (maps(Layer::Driver), maps(Layer::Runtime));
         if let Some(exe) = program.exe.as_ref().filter(|_| has_driver) {
@@ -124,6 +132,7 @@ impl Inspector {
             remarks,
             start,
             program,
+            framework,
             mappings,
         })
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use super::frameworks::Framework;
 use crate::host::identity::StartTime;
 use crate::host::library::FileId;
 use crate::host::procfs::{Mapping, Program};
@@ -63,6 +64,8 @@ pub struct Seen {
     pub(super) at: Instant,
     pub start: StartTime,
     pub program: Program,
+    /// The framework whose allocator it maps.
+    pub framework: Option<Framework>,
     pub mappings: Vec<Mapping>,
 }
 
@@ -87,6 +90,9 @@ pub struct Report {
     pub scans: u64,
     /// Processes whose mappings were read so far.
     pub maps_read: u64,
+    /// Frameworks' allocators are hooked.
+    #[serde(default)]
+    pub framework: bool,
     /// One link hooks a whole library; otherwise there is a perf event for each function.
     pub uprobe_multi: bool,
     /// Why probes are switched off and all out; `None` if they are on.
@@ -222,6 +228,7 @@ mod tests {
                 at: Instant::now(),
                 start: StartTime(1),
                 program: Program::default(),
+                framework: None,
                 mappings: Vec::new(),
             },
         );

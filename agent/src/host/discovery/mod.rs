@@ -6,6 +6,7 @@
 //! the list of processes.
 
 mod finder;
+mod frameworks;
 mod hooking;
 mod inspect;
 mod known;
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+pub use frameworks::Framework;
 pub use known::{Coverage, Known, Report, Seen, WHOLE_LIBRARY};
 
 use super::library::Library;
@@ -63,6 +65,8 @@ pub struct Search {
     pub off_file: PathBuf,
     /// False: nothing is hooked.
     pub probes: bool,
+    /// False: frameworks' allocators are not hooked.
+    pub framework: bool,
     /// False: the kernel is not asked to tell of new mappings.
     pub watch: bool,
     /// What was found out about this kernel.
@@ -81,6 +85,7 @@ impl Search {
             policy: Policy::new(config, &checks.preflight),
             off_file: config.off_file.clone(),
             probes: config.probes,
+            framework: config.framework,
             watch: config.watch,
             checks,
         }

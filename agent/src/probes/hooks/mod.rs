@@ -13,11 +13,13 @@ use vramscope_ebpf_abi::{Action, Cookie, NO_ARG};
 pub use size::{Measured, Size};
 pub use table::HOOKS;
 
-/// Which library exports the function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Which library exports the function, or tells of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Layer {
     Driver,
     Runtime,
+    /// A framework's allocator: see [`super::framework`].
+    Framework,
 }
 
 impl Layer {
@@ -26,6 +28,7 @@ impl Layer {
         match self {
             Layer::Driver => "driver",
             Layer::Runtime => "runtime",
+            Layer::Framework => "framework",
         }
     }
 }
@@ -53,6 +56,8 @@ pub enum MemoryKind {
     RegisteredHost,
     /// Another process's memory, opened by its handle.
     Ipc,
+    /// A block of a framework's allocator, inside memory that it took from the driver.
+    FrameworkBlock,
 }
 
 /// Bytes of different classes are never summed together.
@@ -83,6 +88,7 @@ impl MemoryKind {
             MemoryKind::PinnedHost => "pinned_host",
             MemoryKind::RegisteredHost => "registered_host",
             MemoryKind::Ipc => "ipc",
+            MemoryKind::FrameworkBlock => "framework_block",
         }
     }
 
@@ -94,7 +100,7 @@ impl MemoryKind {
             | MemoryKind::Array
             | MemoryKind::VmmPhysical => Class::Physical,
             MemoryKind::VmmVirtual | MemoryKind::VmmMapped => Class::Virtual,
-            MemoryKind::Pool => Class::SubAllocated,
+            MemoryKind::Pool | MemoryKind::FrameworkBlock => Class::SubAllocated,
             MemoryKind::PinnedHost | MemoryKind::RegisteredHost => Class::Host,
             MemoryKind::Ipc => Class::Foreign,
         }
@@ -211,6 +217,8 @@ pub enum Effect {
     AskPool,
     /// The program asks for a device's pool: handle out, device.
     NamePool,
+    /// The program asks for the card's free bytes: they, and all bytes, out.
+    AskMemory,
     /// Tells that the context written through `out` lives on the device in `device_arg`.
     ContextOfDevice { out: u8, device_arg: u8 },
     /// The same for the device's primary context, which lives while it is retained.
@@ -294,6 +302,7 @@ impl Effect {
             | Effect::OpenIpc
             | Effect::CreatePool
             | Effect::NamePool
+            | Effect::AskMemory
             | Effect::RetainPrimary => 0,
             Effect::AskPool => 2,
             _ => NO_ARG,

@@ -183,6 +183,9 @@ pub const HOOKS: &[Hook] = &[
     hook("cuIpcCloseMemHandle", Driver, CloseIpc),
     hook("cudaIpcOpenMemHandle", Runtime, OpenIpc),
     hook("cudaIpcCloseMemHandle", Runtime, CloseIpc),
+    // What an allocator asks before it says that memory is out.
+    hook("cuMemGetInfo_v2", Driver, AskMemory),
+    hook("cudaMemGetInfo", Runtime, AskMemory),
     // Which device a call is for, and what ends with a context.
     hook("cuDevicePrimaryCtxRetain", Driver, RetainPrimary),
     hook("cuDevicePrimaryCtxRelease_v2", Driver, ReleasePrimary),

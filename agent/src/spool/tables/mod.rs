@@ -21,7 +21,6 @@ use super::rows::{
 };
 use crate::host::identity::Host;
 use crate::ledger::rollup::Sums;
-use crate::probes::hooks::Layer;
 
 /// What every row of one file has in common.
 #[derive(Debug, Clone, Copy)]
@@ -437,13 +436,6 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
 
 /// The columns that say which window of what.
 fn windows_of<'a>(of: impl Iterator<Item = &'a WindowOf> + Clone) -> Columns {
-    let layer = |is_driver: bool| {
-        if is_driver {
-            Layer::Driver
-        } else {
-            Layer::Runtime
-        }
-    };
     vec![
         ("ts", time(of.clone().map(|w| Some(w.start_ns)).collect())),
         (
@@ -470,11 +462,7 @@ fn windows_of<'a>(of: impl Iterator<Item = &'a WindowOf> + Clone) -> Columns {
         ),
         (
             "layer",
-            text(
-                of.clone()
-                    .map(|w| Some(layer(w.place.is_driver).name()))
-                    .collect(),
-            ),
+            text(of.clone().map(|w| Some(w.place.layer.name())).collect()),
         ),
         ("lossy", flag(of.map(|w| w.lossy).collect())),
     ]
