@@ -206,6 +206,7 @@ pub struct Recorder {
     complained: Option<Instant>,
     asked: Option<Instant>,
     paused: Option<Instant>,
+    carry_time: Duration,
     now_ns: fn() -> i64,
 }
 
@@ -265,6 +266,7 @@ impl Recorder {
             complained: None,
             asked: None,
             paused: None,
+            carry_time: CARRY_TIME,
             now_ns,
         };
         recorder.roll_back()?;
@@ -749,7 +751,7 @@ impl Recorder {
         if self.paused.is_some_and(|at| at.elapsed() < CARRY_PAUSE) {
             return Ok(());
         }
-        let end = Instant::now() + CARRY_TIME;
+        let end = Instant::now() + self.carry_time;
         let mut carried = None;
         for index in 0..self.state.spans.len() {
             if !self.state.spans[index].is_done {
