@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use vramscope_wire::{Table, parquet_file};
 
 use super::ranges::Ranges;
+use super::state::Stretch;
 use crate::Map;
 use crate::spool::rows::AllocRow;
 
@@ -65,6 +66,15 @@ impl Entry {
             ..
         } = self;
         folder.join(format!("{number:020}-{first_ns}-{last_ns}-{rows}{SUFFIX}"))
+    }
+
+    /// All of it.
+    pub fn stretch(&self) -> Stretch {
+        Stretch {
+            first_ns: self.first_ns,
+            last_ns: self.last_ns,
+            rows: self.rows,
+        }
     }
 
     /// Which processes it is about. Read once.

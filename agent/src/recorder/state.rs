@@ -18,6 +18,7 @@ use std::path::Path;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use super::files::Pick;
 use super::ranges::Ranges;
 use crate::spool::folder;
 
@@ -106,6 +107,23 @@ pub struct Span {
 }
 
 impl Span {
+    /// What it takes of a file.
+    pub fn pick(&self) -> Pick {
+        Pick {
+            process_id: Some(self.process_id),
+            from_ns: self.from_ns,
+            to_ns: self.to_ns,
+        }
+    }
+
+    /// Rows of it are gone.
+    pub fn lose(&mut self, stretch: Stretch) {
+        match self.gone.last_mut() {
+            Some(last) => last.join(stretch),
+            None => self.gone.push(stretch),
+        }
+    }
+
     pub fn of_request(&self) -> Option<&str> {
         match &self.cause {
             Cause::Request { id, .. } => Some(id),
@@ -145,6 +163,15 @@ impl State {
             }
         }
         ranges
+    }
+
+    /// Books a file of which nothing more is known.
+    pub fn overwrite_whole(&mut self, stretch: Stretch) {
+        self.overwritten_rows += stretch.rows;
+        match &mut self.overwritten_others {
+            Some(others) => others.join(stretch),
+            None => self.overwritten_others = Some(stretch),
+        }
     }
 
     /// Books rows of one file's process as overwritten. `rows` 0: all of it had travelled.

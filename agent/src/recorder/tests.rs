@@ -7,9 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
 
+use vramscope_wire::{Table, parquet_file};
+
+use super::files::Pick;
 use super::view::{Moment, Wanted, Who};
 use super::*;
 use crate::host::identity::Host;
+use crate::spool::folder;
+use crate::spool::room::{RECORDER_OFF, RECORDER_OVERWRITTEN};
 use crate::spool::rows::{FrameRow, StackRow};
 
 const SECOND: i64 = 1_000_000_000;
