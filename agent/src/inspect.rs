@@ -9,9 +9,10 @@ use anyhow::Context;
 use object::ReadCache;
 use serde::Serialize;
 
-use crate::host::library::{self, hooked_functions};
+use crate::host::library::{self, Library, hooked_functions};
 use crate::host::usdt::{self, Probe};
-use crate::probes::hooks::HOOKS;
+use crate::probes::hooks::{HOOKS, Layer};
+use crate::probes::places;
 
 /// One function that the agent knows.
 #[derive(Debug, Serialize)]
@@ -32,6 +33,20 @@ pub struct Inspection {
     /// Functions of its layer that the agent knows and the file does not export.
     pub missing: Vec<&'static str>,
     pub probes: Vec<Probe>,
+    /// Places where a framework's allocator tells of itself.
+    pub places: Vec<Told>,
+    /// Such places that cannot be hooked, and why.
+    pub refused: Vec<(&'static str, String)>,
+}
+
+/// A place that is hooked in a framework's library.
+#[derive(Debug, Serialize)]
+pub struct Told {
+    pub symbol: &'static str,
+    /// Offset in the file, where the probe goes.
+    pub offset: u64,
+    /// Offset of the counter that turns it on; 0 for none.
+    pub counter: u64,
 }
 
 /// Looks into a file.
@@ -45,6 +60,10 @@ pub fn inspect(path: &Path) -> anyhow::Result<Inspection> {
         .with_context(|| format!("{display} is not a 64-bit ELF file"))?;
     let probes = usdt::probes(&cache).with_context(|| format!("in the USDT notes of {display}"))?;
     let layer = library::layer_of(&display);
+    let told = match Library::from_path(path) {
+        Ok(library) if layer == Some(Layer::Framework) => places::find(&library)?,
+        _ => places::Found::default(),
+    };
     let missing = HOOKS
         .iter()
         .filter(|hook| Some(hook.layer) == layer)
@@ -64,6 +83,16 @@ pub fn inspect(path: &Path) -> anyhow::Result<Inspection> {
             .collect(),
         missing,
         probes,
+        places: told
+            .places
+            .iter()
+            .map(|place| Told {
+                symbol: place.symbol,
+                offset: place.offset,
+                counter: place.counter,
+            })
+            .collect(),
+        refused: told.refused,
     })
 }
 
@@ -72,7 +101,10 @@ pub fn text(found: &Inspection) -> String {
     let mut text = String::new();
     let layer = found.layer.map_or_else(
         || "not a library that the agent looks for by name".to_string(),
-        |layer| format!("CUDA {layer}"),
+        |layer| match layer {
+            "framework" => "a framework's allocator".to_string(),
+            layer => format!("CUDA {layer}"),
+        },
     );
     let _ = writeln!(text, "{}: {layer}", found.file);
     let _ = writeln!(text, "  functions to hook  {}", found.functions.len());
@@ -85,6 +117,15 @@ pub fn text(found: &Inspection) -> String {
     }
     if !found.missing.is_empty() {
         let _ = writeln!(text, "  not exported       {}", found.missing.join(", "));
+    }
+    if !found.places.is_empty() || !found.refused.is_empty() {
+        let _ = writeln!(text, "  places to hook     {}", found.places.len());
+    }
+    for place in &found.places {
+        let _ = writeln!(text, "    {:<40} {:#x}", place.symbol, place.offset);
+    }
+    for (symbol, reason) in &found.refused {
+        let _ = writeln!(text, "    {symbol:<40} not hooked: {reason}");
     }
     let _ = writeln!(text, "  USDT probes        {}", found.probes.len());
     for probe in &found.probes {

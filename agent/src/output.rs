@@ -80,6 +80,8 @@ impl Dropped {
 /// Rows of `alloc_events` in one file at most. A process that ends may free millions at once;
 /// one file of these would be more than a message to the collector may hold.
 const ROWS_PER_FILE: usize = 65_536;
+/// Blocks of `segments` in one file, for the same reason: some 60 bytes each before compression.
+const BLOCKS_PER_FILE: usize = 200_000;
 /// Stacks and processes that wait for room in memory at most; about 16 MiB at worst.
 const OWED: usize = 1024;
 
@@ -277,9 +279,39 @@ impl Spool {
         Ok(())
     }
 
+    /// As many files as there is room for, none with more blocks than a message may carry.
+    fn stage_segments(&mut self, rows: &mut Rows) -> anyhow::Result<()> {
+        let segments = std::mem::take(&mut rows.segments);
+        let mut rest = segments.as_slice();
+        let mut written = 0;
+        while !rest.is_empty() {
+            let mut blocks = 0;
+            let fitting = rest.iter().take_while(|segment| {
+                blocks += segment.blocks.len();
+                blocks <= BLOCKS_PER_FILE
+            });
+            // One that is larger than a file should be has a file of its own.
+            let (part, later) = rest.split_at(fitting.count().max(1));
+            let part = Rows {
+                segments: part.to_vec(),
+                ..Rows::default()
+            };
+            if !self.write_file(Table::Segments, &part)? {
+                break;
+            }
+            written += part.segments.len();
+            rest = later;
+        }
+        self.dropped.add(Table::Segments, segments.len() - written);
+        rows.segments = segments;
+        rows.segments.truncate(written);
+        Ok(())
+    }
+
     fn stage_table(&mut self, table: Table, rows: &mut Rows) -> anyhow::Result<()> {
         match table {
             Table::AllocEvents => return self.stage_alloc_events(rows),
+            Table::Segments => return self.stage_segments(rows),
             // Written when the window is closed.
             Table::AgentWindows => return Ok(()),
             _ => {}
@@ -308,8 +340,7 @@ impl Spool {
             Table::StackWindows => self.dropped.add(table, take(&mut rows.stack_windows)),
             Table::DeviceWindows => self.dropped.add(table, take(&mut rows.device_windows)),
             Table::AllocatorSamples => self.dropped.add(table, take(&mut rows.allocator_samples)),
-            Table::Segments => self.dropped.add(table, take(&mut rows.segments)),
-            Table::AllocEvents | Table::AgentWindows | Table::Traffic => {}
+            Table::AllocEvents | Table::Segments | Table::AgentWindows | Table::Traffic => {}
         }
         Ok(())
     }

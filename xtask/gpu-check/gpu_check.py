@@ -31,6 +31,11 @@ TURNS = 3
 STEPS = 60
 MOVE_PAGES = 279  # x86-64's system call number
 PAGE = 4096
+# The name has changed over the releases.
+EXPANDABLE = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+}
 
 
 class Skip(Exception):
@@ -291,6 +296,96 @@ def child_account():
     return dict(answer, pid=os.getpid(), torch=torch.__version__)
 
 
+def child_framework():
+    """Allocates in many ways through PyTorch, and gives its own account at each checkpoint."""
+    torch = torch_or_skip()
+    cuda = libcudart()
+    # Time for the agent to hook what was just loaded.
+    time.sleep(1.5)
+    checkpoints = []
+
+    def block(count):
+        return torch.empty(count, dtype=torch.uint8, device="cuda")
+
+    def checkpoint(name):
+        # The allocator reports its totals with a block: these are fresh.
+        fresh = block(1)
+        del fresh
+        stats = torch.cuda.memory_stats()
+        segments = [
+            {
+                "address": segment["address"],
+                "bytes": segment["total_size"],
+                "expandable": segment.get("is_expandable", False),
+                "blocks": [
+                    [address, size, requested]
+                    for address, size, requested, state in blocks_of(segment)
+                    if state == "active_allocated"
+                ],
+            }
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == 0
+        ]
+        mark = PAGE * (1000 + len(checkpoints))
+        buffer = ctypes.c_void_p()
+        must(cuda.cudaHostAlloc(ctypes.byref(buffer), ctypes.c_size_t(mark), 0), "cudaHostAlloc")
+        must(cuda.cudaFreeHost(buffer), "cudaFreeHost")
+        checkpoints.append(
+            {
+                "name": name,
+                "mark_bytes": mark,
+                "allocated_bytes": stats["allocated_bytes.all.current"],
+                "reserved_bytes": stats["reserved_bytes.all.current"],
+                "requested_bytes": stats.get("requested_bytes.all.current"),
+                "blocks": stats["allocation.all.current"],
+                "ooms": stats["num_ooms"],
+                "segments": segments,
+            }
+        )
+
+    sizes = [1, 513, 100_000, MIB, MIB + 1, 3 * MIB, 10 * MIB - 1, 10 * MIB, 21 * MIB, 99 * MIB + 7]
+    blocks = [block(size) for size in sizes]
+    checkpoint("sizes")
+    del blocks[::3]
+    checkpoint("frees")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        blocks += [block(size) for size in (700 << 10, 6 * MIB, 30 * MIB)]
+    torch.cuda.synchronize()
+    checkpoint("stream")
+    torch.cuda.empty_cache()
+    checkpoint("empty_cache")
+    # A limit of the program's own: nothing else on the card is touched.
+    total = torch.cuda.get_device_properties(0).total_memory
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((reserved + 64 * MIB) / total, 0)
+    try:
+        blocks.append(block(256 * MIB))
+        raise Failed("a request beyond the program's limit was met")
+    except RuntimeError as error:  # torch.OutOfMemoryError, under its name of any version.
+        if "out of memory" not in str(error):
+            raise
+    torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    checkpoint("oom")
+    weight = torch.randn(1 << 20, device="cuda", requires_grad=True)
+    for _ in range(3):
+        (weight * weight).sum().backward()
+        weight.grad = None
+    torch.cuda.synchronize()
+    checkpoint("backward")
+    del weight
+    blocks.clear()
+    checkpoint("freed")
+    return {"pid": os.getpid(), "torch": torch.__version__, "checkpoints": checkpoints}
+
+
+def blocks_of(segment):
+    """(address, bytes, requested bytes, state) of each block; older releases give no addresses."""
+    address = segment["address"]
+    for found in segment["blocks"]:
+        yield found.get("address", address), found["size"], found.get("requested_size"), found["state"]
+        address += found["size"]
+
+
 def child_train():
     """Milliseconds of one training step, the median."""
     torch = torch_or_skip()
@@ -324,6 +419,7 @@ CHILDREN = {
     "proc_address": child_proc_address,
     "expandable": child_expandable,
     "account": child_account,
+    "framework": child_framework,
     "train": child_train,
 }
 
@@ -340,6 +436,75 @@ def run_child(name):
 
 
 # ---------------------------------------------------------------- the checking side
+
+
+class State:
+    """What a program holds, as far as rows tell, on its first card."""
+
+    def __init__(self):
+        self.blocks = {}
+        self.device = {}
+        self.mapped = {}
+        self.ooms = 0
+        self.said = (None, None)
+
+    def take(self, row):
+        op, kind, address = row["op"], row.get("memory_kind"), row.get("address")
+        if row["layer"] == "framework":
+            if row.get("device") != 0:
+                return
+            if op == "oom":
+                self.ooms += 1
+            elif op == "alloc":
+                self.blocks[address] = (row["bytes"], row.get("requested_bytes"))
+            elif op == "free":
+                self.blocks.pop(address, None)
+            if row.get("allocator_allocated_bytes") is not None:
+                self.said = (row["allocator_allocated_bytes"], row.get("allocator_reserved_bytes"))
+            return
+        held = {"device": self.device, "vmm_mapped": self.mapped}.get(kind)
+        if held is None or not row["counted"] or row.get("result", 0) != 0:
+            return
+        if op in ("alloc", "map"):
+            held[address] = row["bytes"]
+        else:
+            held.pop(address, None)
+
+    def is_mapped(self, address, length):
+        end = address + length
+        while address < end:
+            if address not in self.mapped:
+                return False
+            address += self.mapped[address]
+        return address == end
+
+    def differences(self, truth):
+        """Lines, one for each place where the program says otherwise."""
+        requested = [requested for _, requested in self.blocks.values()]
+        ours = {
+            "allocated_bytes": sum(size for size, _ in self.blocks.values()),
+            "blocks": len(self.blocks),
+            "ooms": self.ooms,
+            "requested_bytes": None if None in requested else sum(requested),
+            "reserved_bytes": self.said[1],
+        }
+        for name, value in ours.items():
+            if truth[name] is not None and value != truth[name]:
+                yield "%s: rows %s, torch %s" % (name, value, truth[name])
+        if self.said[0] != truth["allocated_bytes"]:
+            yield "allocated as reported last: rows %s, torch %s" % (self.said[0], truth["allocated_bytes"])
+        for segment in truth["segments"]:
+            address, length = segment["address"], segment["bytes"]
+            if segment["expandable"]:
+                found = self.is_mapped(address, length)
+            else:
+                found = self.device.get(address) == length
+            if not found:
+                yield "segment %#x of %d bytes is not in the rows" % (address, length)
+            for start, size, asked in segment["blocks"]:
+                row = self.blocks.get(start)
+                if row is None or row[0] != size or asked is not None and row[1] != asked:
+                    yield "block %#x: rows %s, torch %s" % (start, row, (size, asked))
 
 
 class Checker:
@@ -535,11 +700,7 @@ class Checker:
         return "the agent's placement agrees with move_pages", numbers
 
     def check_expandable_segments(self):
-        env = {
-            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-            "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        }
-        answer, summary, _ = self.traced("expandable", env=env)
+        answer, summary, _ = self.traced("expandable", env=EXPANDABLE)
         kinds = by_kind(summary, answer["pid"])
         physical = kinds.get("vmm_physical", {})
         numbers = {"torch": answer, "agent": kinds}
@@ -575,6 +736,46 @@ class Checker:
             physical,
             answer["reserved_peak_bytes"],
             nvml,
+        ), numbers
+
+    def check_framework(self):
+        return self.framework({})
+
+    def check_framework_expandable(self):
+        return self.framework(EXPANDABLE)
+
+    def framework(self, env):
+        """PyTorch's own account at each checkpoint against what follows from the rows."""
+        answer, summary, folder = self.traced("framework", env=env)
+        rows = [row for row in self.rows(folder, "alloc_events") if row["pid"] == answer["pid"]]
+        rows.sort(key=lambda row: (row["ts_ns"], row["seq"]))
+        of_framework = [row for row in rows if row["layer"] == "framework"]
+        numbers = {"torch": answer["torch"], "framework_rows": len(of_framework), "lost": summary.get("lost")}
+        if not of_framework:
+            reasons = set()
+            for process in self.rows(folder, "processes"):
+                for entry in process.get("coverage") or []:
+                    if not entry["attached"] and "c10" in os.path.basename(entry["library"]):
+                        reasons.add("%s: %s" % (entry["symbol"], entry.get("reason")))
+            numbers["not_hooked"] = sorted(reasons)
+            raise Failed("no row of PyTorch's allocator", numbers)
+        differences, blocks = [], 0
+        for truth in answer["checkpoints"]:
+            state = State()
+            for row in rows:
+                if row.get("bytes") == truth["mark_bytes"] and row.get("memory_kind") == "pinned_host":
+                    break
+                state.take(row)
+            else:
+                raise Failed("checkpoint %s has no mark in the rows" % truth["name"], numbers)
+            differences += ["%s: %s" % (truth["name"], line) for line in state.differences(truth)]
+            blocks += sum(len(segment["blocks"]) for segment in truth["segments"])
+        numbers.update(checkpoints=len(answer["checkpoints"]), blocks=blocks, differences=differences[:20])
+        if differences:
+            raise Failed("the rows differ from torch.cuda's own account in %d places" % len(differences), numbers)
+        return "%d checkpoints and %d blocks equal torch.cuda's own account" % (
+            numbers["checkpoints"],
+            blocks,
         ), numbers
 
     def turns(self, name, figure, seconds, turns):
@@ -646,6 +847,8 @@ CHECKS = [
     "pair_cost",
     "accounting",
     "expandable_segments",
+    "framework",
+    "framework_expandable",
     "training_cost",
 ]
 

@@ -8,3 +8,4 @@ pub mod progress;
 pub mod project;
 pub mod system;
 pub mod table;
+pub mod torch;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use xtask::children::{self, Interrupted};
 use xtask::commands::setup::ByHand;
-use xtask::commands::{bench, build, demo, ebpf, gpu_check, mutants, one_copy, setup, test};
+use xtask::commands::{bench, build, demo, ebpf, gpu_check, mutants, one_copy, setup, test, torch};
 use xtask::project::Project;
 
 /// Set-up, builds, demo, tests and benchmarks of vramscope
@@ -33,6 +33,7 @@ enum Task {
     GpuCheck(gpu_check::GpuCheck),
     Mutants(mutants::Mutants),
     OneCopy(one_copy::OneCopy),
+    Torch(torch::Torch),
 }
 
 fn main() -> ExitCode {
@@ -65,5 +66,6 @@ fn run(task: Task) -> Result<()> {
         Task::GpuCheck(options) => gpu_check::run(&project, &options),
         Task::Mutants(options) => mutants::run(&project, &options),
         Task::OneCopy(options) => one_copy::run(&project, &options),
+        Task::Torch(options) => torch::run(&options),
     }
 }

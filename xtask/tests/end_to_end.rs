@@ -9,4 +9,5 @@ mod faults;
 mod gpu_check;
 mod kills;
 mod scenarios;
+mod torch;
 mod upgrade;

@@ -10,6 +10,7 @@ use vramscope_agent::host::library::hooked_functions;
 use vramscope_agent::host::procfs;
 use vramscope_agent::host::usdt;
 use vramscope_agent::probes::record;
+use vramscope_agent::probes::{operands, places};
 use vramscope_agent::spool::journal;
 use vramscope_wire::{Table, parquet_file};
 
@@ -37,6 +38,15 @@ pub fn usdt(bytes: &[u8]) {
     };
     for probe in probes {
         assert!(probe.provider.len() <= 3 * 4096 && probe.arguments.len() <= 3 * 4096);
+        // The kernel side looks at 21 registers and no others.
+        if let Ok(site) = operands::site(&probe.arguments, 1) {
+            let operand = site.operands[0];
+            assert!(operand.register < 21 && (operand.index < 21 || operand.index == 0xff));
+            assert!(operand.shift <= 3 && operand.spare_bits < 64);
+        }
+    }
+    if let Ok(found) = places::places(bytes) {
+        assert!(found.places.iter().all(|place| !place.symbol.is_empty()));
     }
 }
 

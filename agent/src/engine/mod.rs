@@ -6,6 +6,7 @@
 mod placement;
 mod processes;
 mod rollups;
+mod samples;
 mod window;
 
 use std::cell::RefCell;
@@ -77,6 +78,10 @@ pub struct Engine {
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
     orderer: Orderer,
+    /// When the last event that is in the books took effect, CLOCK_MONOTONIC nanoseconds.
+    applied_ns: u64,
+    /// When the ring was last found empty, the same clock; none while it is being read.
+    emptied_ns: Option<u64>,
     ledger: Ledger,
     stacks: Stacks,
     rows: Rows,
@@ -183,6 +188,8 @@ impl Engine {
             discovery,
             sampler,
             orderer,
+            applied_ns: clock::monotonic_ns(),
+            emptied_ns: None,
             ledger,
             stacks,
             output,
@@ -264,8 +271,16 @@ impl Engine {
         self.discovery.known().off().map(str::to_string)
     }
 
+    /// Up to when the books tell what was, CLOCK_MONOTONIC nanoseconds: they are behind the clock
+    /// while events wait to be read or for their turn.
+    fn known_until_ns(&self) -> u64 {
+        let emptied = self.emptied_ns.filter(|_| self.orderer.is_idle());
+        self.applied_ns.max(emptied.unwrap_or(0))
+    }
+
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
+        self.emptied_ns = None;
         let Self {
             channel,
             orderer,
@@ -320,15 +335,18 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
+        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
         taken
     }
 
     fn handle(&mut self, ordered: &Ordered) {
+        self.applied_ns = self.applied_ns.max(ordered.event.effect_ns());
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
             Event::Framework(told) => self.handle_told(ordered, told),
             Event::Exec { tgid, seq, at_ns } => {
                 self.retire_predecessor(*tgid, true);
+                self.sample_last(*tgid);
                 let before = self.rows.alloc_events.len();
                 self.with_desk(|ledger, desk| ledger.replaced(*tgid, *seq, *at_ns, desk));
                 self.card_of.borrow_mut().clear();
@@ -373,6 +391,7 @@ impl Engine {
         self.meet(told.tgid, told.at_ns);
         let before = self.rows.alloc_events.len();
         self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
+        self.sample_oom(told, before);
         self.told_of_rows(before, false);
     }
 

@@ -76,6 +76,7 @@ impl Engine {
     /// `piece`: after how many allocations' ends their rows are written.
     fn end_process(&mut self, pid: u32, piece: usize) {
         let now_ns = clock::monotonic_ns();
+        self.sample_last(pid);
         loop {
             let before = self.rows.alloc_events.len();
             let is_over = self.with_desk(|ledger, desk| ledger.end_some(pid, now_ns, piece, desk));

@@ -23,6 +23,7 @@ impl Engine {
         for pid in pids {
             self.roll_up(pid, all);
         }
+        self.sample_all();
         self.ledger.next_window();
         self.window.counts.rollup_start_ns = self.clock.now_ns();
     }

@@ -197,10 +197,10 @@ impl Ledger {
                 (call.hook().symbol, call.seq, call.effect_ns()),
                 desk,
             );
-            self.commit(call.tgid, What::Gone { key });
             if key.0 == Space::Device {
-                self.gave_back(call.tgid, call.tid, allocation.bytes);
+                self.gives_back(call.tgid, call.tid, key.1, allocation.bytes);
             }
+            self.commit(call.tgid, What::Gone { key });
         }
     }
 

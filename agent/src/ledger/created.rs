@@ -183,7 +183,7 @@ impl Ledger {
         let api = call.hook().symbol;
         for (start, mapping) in ended {
             let key = (Space::Mapped, start);
-            self.gave_back(pid, call.tid, mapping.bytes);
+            self.gives_back(pid, call.tid, start, mapping.bytes);
             self.end_implicitly(pid, key, api, call.seq, at_ns, desk);
             self.commit(pid, What::Vmm(VmmChange::Unmapped { address: start }));
             if let Some(memory) = mapping.memory

@@ -94,6 +94,14 @@ impl Orderer {
         }
     }
 
+    /// Whether nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.nested.values().all(Vec::is_empty)
+            && self.halves.is_empty()
+            && self.ready.is_empty()
+            && self.turns.is_empty()
+    }
+
     /// What waits now.
     pub fn waiting(&self) -> Waiting {
         Waiting {
@@ -519,5 +527,75 @@ mod tests {
             }
             prop_assert_eq!(out, (1..60).collect::<Vec<u64>>());
         }
+    }
+
+    fn told(what: What, tid: u32, seq: u64) -> Told {
+        Told {
+            what,
+            tgid: 1,
+            tid,
+            seq,
+            at_ns: seq,
+            address: 0x7000,
+            bytes: if what == What::Report { 512 } else { 0 },
+            totals: None,
+            device: Some(0),
+            asked: (what == What::Rest).then_some((500, 2)),
+            announced: false,
+            stack: Stack::default(),
+        }
+    }
+
+    fn asked(orderer: &mut Orderer, now_ns: u64) -> Vec<(u64, Option<(u64, i64)>)> {
+        let next = || match orderer.next(now_ns)?.event {
+            Event::Framework(told) => Some((told.seq, told.asked)),
+            other => Some((other.seq(), None)),
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    /// Two threads; the second's probe comes before the first's.
+    #[test]
+    fn a_report_and_its_probe_are_one_event() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Framework(told(What::Report, 1, 1)), 0);
+        orderer.push(Event::Framework(told(What::Report, 2, 2)), 0);
+        assert!(orderer.concerns(1) && !orderer.waiting().is_empty());
+        orderer.push(Event::Framework(told(What::Rest, 2, 2)), 0);
+        assert_eq!(asked(&mut orderer, 0), []);
+        // Also across a restart.
+        let waiting = orderer.waiting();
+        let mut orderer = Orderer::new(HOLD, None);
+        orderer.restore(waiting, 0);
+        orderer.push(Event::Framework(told(What::Rest, 1, 1)), 0);
+        let whole = Some((500, 2));
+        assert_eq!(asked(&mut orderer, 0), [(1, whole), (2, whole)]);
+        assert!(orderer.waiting().is_empty());
+    }
+
+    /// Without a probe a report waits until its thread does something else, or long enough.
+    #[test]
+    fn a_report_without_a_probe_is_an_event_by_itself() {
+        let mut orderer = Orderer::new(HOLD, Some(1));
+        orderer.push(Event::Framework(told(What::Report, 1, 1)), 0);
+        orderer.push(Event::Framework(told(What::Report, 1, 2)), 0);
+        assert_eq!(asked(&mut orderer, 0), [(1, None)]);
+        orderer.push(Event::Call(call("cuMemAlloc_v2", 3, 30, None)), 0);
+        assert_eq!(asked(&mut orderer, 0), [(2, None), (3, None)]);
+        orderer.push(Event::Framework(told(What::Report, 1, 4)), 0);
+        assert_eq!(asked(&mut orderer, 999), []);
+        assert_eq!(asked(&mut orderer, 1000), [(4, None)]);
+        // What comes after all is not thrown away: the books have the block.
+        orderer.push(Event::Framework(told(What::Rest, 1, 4)), 1000);
+        assert_eq!(asked(&mut orderer, 1000), [(4, Some((500, 2)))]);
+        // A process that ends says no more.
+        orderer.push(Event::Framework(told(What::Report, 1, 5)), 1000);
+        let exit = Event::Exit {
+            tgid: 1,
+            seq: 6,
+            at_ns: 0,
+        };
+        orderer.push(exit, 1000);
+        assert_eq!(asked(&mut orderer, 1000), [(5, None), (6, None)]);
     }
 }

@@ -6,6 +6,7 @@ mod clock;
 mod containers;
 mod daemon;
 mod discovery;
+mod framework;
 mod kernel;
 mod losses;
 mod program;

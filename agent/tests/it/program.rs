@@ -94,6 +94,35 @@ impl Program {
         assert_eq!(line.trim(), format!("done {what}"));
     }
 
+    /// Calls a function of the library that is open, see `run_as_told`; gives its result.
+    pub fn call(&mut self, call: &str) -> i64 {
+        writeln!(self.input, "call {call}").unwrap();
+        self.result(&format!("call {call}"))
+    }
+
+    /// A block of the runtime's, that stays until it is freed.
+    pub fn allocate(&mut self, bytes: usize) -> i64 {
+        writeln!(self.input, "keep {bytes}").unwrap();
+        self.result(&format!("keep {bytes}"))
+    }
+
+    pub fn free(&mut self, address: i64) {
+        self.tell(&format!("free {address}"));
+    }
+
+    fn result(&mut self, what: &str) -> i64 {
+        let (mut line, mut result) = (String::new(), None);
+        while !line.starts_with("done ") {
+            line.clear();
+            let read = self.output.read_line(&mut line).unwrap();
+            assert!(read > 0, "the program ended before it did {what:?}");
+            if let Some(words) = line.trim().strip_prefix("result ") {
+                result = words.split(' ').nth(1).and_then(|word| word.parse().ok());
+            }
+        }
+        result.unwrap_or_else(|| panic!("{what:?} gave no result"))
+    }
+
     /// Lets it load the libraries.
     pub fn load(&mut self, runtime: Runtime) {
         self.tell(match runtime {
@@ -243,7 +272,10 @@ fn run_as_told() {
                             texts.last().unwrap().as_ptr() as usize
                         }
                         None if *argument == "room" => &raw mut room.0 as usize,
-                        None => argument.parse().unwrap(),
+                        None => {
+                            let signed = || argument.parse::<isize>().unwrap() as usize;
+                            argument.parse().unwrap_or_else(|_| signed())
+                        }
                     };
                 }
                 let [a, b, c, d, e, f] = words;
@@ -260,6 +292,20 @@ fn run_as_told() {
             ["where", name] => {
                 let address = symbol(opened.expect("a library is open"), name) as usize;
                 println!("result where 0 {address}");
+            }
+            // One block that stays.
+            ["keep", bytes] => {
+                let bytes: usize = bytes.parse().unwrap();
+                let mut address = 0usize;
+                // SAFETY: the address points to room for one.
+                let result = unsafe { malloc.expect("loaded")(&raw mut address as usize, bytes) };
+                assert_eq!(result, 0);
+                println!("result keep {address}");
+            }
+            ["free", address] => {
+                let address: usize = address.parse().unwrap();
+                // SAFETY: given by the runtime before.
+                assert_eq!(unsafe { free.expect("loaded")(address) }, 0);
             }
             // From now on its system calls go through a filter that lets all of them pass.
             ["filter"] => set_filter(),

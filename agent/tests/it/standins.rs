@@ -44,6 +44,19 @@ impl Bench {
             .unwrap_or_else(|error| panic!("{error}; build them with `cargo xtask build`"));
     }
 
+    /// Puts the stand-in for a framework's allocator there, under the name it is looked for by.
+    pub fn install_c10(&self, into: &Path) -> PathBuf {
+        let built = profile_folder().join("libvramscope_fake_c10.so");
+        let library = into.join("libc10_cuda.so");
+        std::fs::copy(&built, &library).unwrap_or_else(|error| {
+            panic!(
+                "{}: {error}; build it with `cargo xtask build`",
+                built.display()
+            )
+        });
+        library
+    }
+
     pub fn root(&self) -> &Path {
         self.root.path()
     }

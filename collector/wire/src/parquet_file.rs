@@ -71,6 +71,14 @@ pub fn encode_with_note(
     writer.into_inner()
 }
 
+/// Writes rows of one table to a file piece by piece, for who has more of them than memory.
+pub fn writer<W: std::io::Write + Send>(
+    table: Table,
+    to: W,
+) -> Result<ArrowWriter<W>, ParquetError> {
+    ArrowWriter::try_new(to, table.schema(), Some(properties(table)?))
+}
+
 /// Columns that grow from row to row by little. As differences they take half the bytes of a
 /// dictionary (on events of a serving workload 8 bytes a row instead of 19, all columns
 /// together), and a fraction of the time.

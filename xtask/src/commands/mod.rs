@@ -9,3 +9,4 @@ pub mod mutants;
 pub mod one_copy;
 pub mod setup;
 pub mod test;
+pub mod torch;

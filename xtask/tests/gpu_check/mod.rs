@@ -8,8 +8,9 @@ use std::process::Command;
 use serde_json::Value;
 use xtask::commands::gpu_check;
 use xtask::project::Project;
+use xtask::torch;
 
-use crate::bench::{cannot_run, take_turn};
+use crate::bench::{cannot_run, say, take_turn};
 
 /// Must pass on the stand-ins.
 const PASS: [&str; 6] = [
@@ -21,7 +22,13 @@ const PASS: [&str; 6] = [
     "pair_cost",
 ];
 /// Need PyTorch, which is hidden from the run.
-const SKIP: [&str; 3] = ["accounting", "expandable_segments", "training_cost"];
+const SKIP: [&str; 5] = [
+    "accounting",
+    "expandable_segments",
+    "framework",
+    "framework_expandable",
+    "training_cost",
+];
 
 #[test]
 fn the_report_has_its_shape_and_passes_what_it_can() {
@@ -69,6 +76,50 @@ fn the_report_has_its_shape_and_passes_what_it_can() {
     assert!(PASS.iter().all(|name| checks.contains_key(*name)));
     assert_eq!(checks["one_malloc"]["numbers"]["counted_rows"], 1);
     assert_eq!(output.status.code(), Some(0), "{said}");
+}
+
+/// The checks that need PyTorch, where all of it is in the cache. What is left out multiplies
+/// matrices, which the stand-ins cannot.
+#[test]
+fn pytorchs_own_account_equals_the_rows() {
+    const CHECKS: [&str; 4] = [
+        "accounting",
+        "expandable_segments",
+        "framework",
+        "framework_expandable",
+    ];
+    let project = Project::find().unwrap();
+    let full = torch::cache_folder().ok();
+    let full = full.and_then(|cache| torch::find_full(&cache));
+    let Some(full) = full.filter(|_| cannot_run(&project).is_none()) else {
+        say("SKIPPED gpu-check on PyTorch: it needs root, and `cargo xtask torch --full`");
+        return;
+    };
+    let _turn = take_turn();
+    let folder = tempfile::tempdir().unwrap();
+    let check = folder.path().join("gpu-check");
+    gpu_check::prepare(&project.binary("vramscope-agent"), &check).unwrap();
+    let mut command = Command::new(check.join("run.sh"));
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .env("PYTHON", &full.python)
+        .env("VRAMSCOPE_FAKE_DIR", folder.path().join("ledgers"));
+    torch::on_standins(&project, &full.libraries, &mut command);
+    for check in CHECKS {
+        command.args(["--only", check]);
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("the report is no JSON ({error}): {said}"));
+    for name in CHECKS {
+        let check = &report["checks"][name];
+        assert_eq!(check["status"], "ok", "{name}: {check}");
+    }
+    let numbers = &report["checks"]["framework"]["numbers"];
+    assert_eq!(numbers["checkpoints"], 7);
+    assert!(numbers["blocks"].as_u64() > Some(40), "{numbers}");
 }
 
 /// Without anything to check, it still says so in one report and does not fail.

@@ -161,6 +161,8 @@ pub struct Totals {
     pub segments_bytes: u64,
     /// What the allocator itself said last, less what the books say: (allocated, reserved).
     pub off: Option<(i64, i64)>,
+    /// That was more than nothing at some time: blocks were there before, or events were lost.
+    pub strayed: bool,
     pub peak_allocated: u64,
     pub peak_reserved: u64,
     pub retries: u64,
@@ -206,6 +208,8 @@ pub struct Heap {
     devices: BTreeMap<i32, Totals>,
     /// Its allocator reports blocks, so frees are not to be taken from elsewhere.
     pub reports: bool,
+    /// Its last state was sampled.
+    pub is_sampled: bool,
 }
 
 /// What changed.
@@ -241,6 +245,8 @@ pub enum HeapChange {
     Oom {
         device: Option<i32>,
     },
+    /// The process is over, and its last state was sampled.
+    Sampled,
 }
 
 impl Heap {
@@ -339,6 +345,7 @@ impl Heap {
     pub fn apply(&mut self, change: HeapChange) {
         match change {
             HeapChange::Found => {}
+            HeapChange::Sampled => self.is_sampled = true,
             HeapChange::Born { address, block } => self.born(address, block),
             HeapChange::Completed {
                 address,
@@ -365,6 +372,7 @@ impl Heap {
                     off(allocated, totals.blocks_bytes),
                     off(reserved, totals.segments_bytes),
                 ));
+                totals.strayed |= totals.off != Some((0, 0));
                 totals.peak_allocated = totals.peak_allocated.max(allocated);
                 totals.peak_reserved = totals.peak_reserved.max(reserved);
             }

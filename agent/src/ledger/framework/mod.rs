@@ -6,8 +6,10 @@
 //! does not cache, a version that reports in a way nobody knows), they stand alone.
 
 mod heap;
+mod sample;
 
 use serde::{Deserialize, Serialize};
+use vramscope_model::settings::Settings;
 
 use super::change::What;
 use super::rows::empty_row;
@@ -18,15 +20,17 @@ use crate::probes::record::Stack;
 use crate::spool::rows::AllocRow;
 
 pub use heap::{Block, Heap, HeapChange, NewBlock, Segment, Totals, Use};
+pub use sample::{Moment, Reason, Sampled};
 
 /// Threads whose search for memory is followed at a time; of others retries are not counted.
 const ATTEMPTS: usize = 4096;
 
 /// What a thread has met since it last got a block.
 ///
-/// PyTorch's allocator asks the driver, and if that has none gives back large blocks that are not
-/// split and asks again (only with `max_split_size`), then gives back all it can and asks once
-/// more: only the last counts as a retry (`num_alloc_retries`).
+/// PyTorch's allocator asks the driver, and if that has none gives back blocks of the request's
+/// stream that are too large to be split, as many as the request needs, and asks again (only with
+/// `max_split_size`), then gives back all it can and asks once more: only the last counts as a
+/// retry (`num_alloc_retries`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
     /// Calls for memory that failed.
@@ -34,22 +38,15 @@ pub struct Attempt {
     /// Given back since the first, in all and the least at once.
     pub freed_bytes: u64,
     pub least_freed: u64,
+    /// The stream of all that was given back, if it is one.
+    pub freed_stream: Option<i64>,
     /// The card's free bytes as the thread was told.
     pub device_free: Option<u64>,
 }
 
-/// `max_split_size_mb` among an allocator's settings, in bytes.
-fn max_split_size(settings: &str) -> Option<u64> {
-    let setting = settings.split(',').find_map(|setting| {
-        let (name, value) = setting.split_once(':')?;
-        (name.trim() == "max_split_size_mb").then_some(value.trim())
-    })?;
-    setting.parse::<u64>().ok()?.checked_mul(1 << 20)
-}
-
 impl Attempt {
     /// Whether the block that was got at last took a retry.
-    fn was_retried(&self, bytes: u64, max_split: Option<u64>) -> bool {
+    fn was_retried(&self, bytes: u64, stream: Option<i64>, max_split: Option<u64>) -> bool {
         if self.failures == 0 {
             return false;
         }
@@ -59,7 +56,8 @@ impl Attempt {
         // Enough from large blocks alone: that was the middle step.
         let was_middle_step = self.failures == 1
             && self.freed_bytes >= bytes.max(max_split)
-            && self.least_freed >= max_split;
+            && self.least_freed >= max_split
+            && self.freed_stream == stream;
         !was_middle_step
     }
 }
@@ -280,8 +278,10 @@ impl Ledger {
             return;
         };
         let settings = process.program.allocator_settings.as_deref();
-        let max_split = settings.and_then(max_split_size);
-        if let (true, Some(device)) = (attempt.was_retried(bytes, max_split), told.device) {
+        let max_split = settings.and_then(|text| Settings::parse(text).settings.max_split_size);
+        let stream = told.asked.map(|(_, stream)| stream);
+        let was_retried = attempt.was_retried(bytes, stream, max_split);
+        if let (true, Some(device)) = (was_retried, told.device) {
             self.commit(told.tgid, What::Heap(HeapChange::Retried { device }));
         }
         self.settle_attempt(told.tgid, told.tid, None);
@@ -302,16 +302,23 @@ impl Ledger {
         self.settle_attempt(pid, tid, Some(attempt));
     }
 
-    /// A thread gave memory back to the driver.
-    pub(super) fn gave_back(&mut self, pid: u32, tid: u32, bytes: u64) {
-        let attempt = self.processes[&pid].attempts.get(&tid);
+    /// A thread is giving memory back to the driver.
+    pub(super) fn gives_back(&mut self, pid: u32, tid: u32, address: u64, bytes: u64) {
+        let process = &self.processes[&pid];
+        let attempt = process.attempts.get(&tid);
         let Some(mut attempt) = attempt.filter(|attempt| attempt.failures > 0).copied() else {
             return;
         };
-        attempt.least_freed = match attempt.freed_bytes {
-            0 => bytes,
-            _ => attempt.least_freed.min(bytes),
-        };
+        let heap = process.heap.as_ref();
+        let segment = heap.and_then(|heap| heap.segment_at(address));
+        let stream = segment.and_then(|segment| segment.used?.stream);
+        if attempt.freed_bytes == 0 {
+            (attempt.least_freed, attempt.freed_stream) = (bytes, stream);
+        }
+        attempt.least_freed = attempt.least_freed.min(bytes);
+        if attempt.freed_stream != stream {
+            attempt.freed_stream = None;
+        }
         attempt.freed_bytes += bytes;
         self.settle_attempt(pid, tid, Some(attempt));
     }
@@ -322,7 +329,10 @@ impl Ledger {
         let attempts = &self.processes[&pid].attempts;
         let has_room = attempts.len() < ATTEMPTS || attempts.contains_key(&tid);
         let free = turn.call.out.filter(|_| turn.succeeded() && has_room);
-        let Some(free) = free else { return };
+        let Some(mut free) = free else { return };
+        if turn.call.hook().narrow {
+            free = u64::from(free as u32);
+        }
         let mut attempt = attempts.get(&tid).copied().unwrap_or_default();
         attempt.device_free = Some(free);
         self.settle_attempt(pid, tid, Some(attempt));

@@ -1,6 +1,7 @@
 //! Hand-calculated histories; random ones against an independent model are in [`model`].
 
 mod created;
+mod framework;
 mod model;
 
 use super::*;
