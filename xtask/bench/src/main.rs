@@ -6,6 +6,7 @@ mod empty;
 mod library;
 mod parquet_bytes;
 mod rounds;
+mod snapshot;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -28,6 +29,12 @@ enum Part {
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
     Live(churn::Live),
+    /// Read a memory snapshot and replay its trace.
+    Snapshot(snapshot::Snapshot),
+    /// Make up a large memory snapshot.
+    MakeSnapshot(snapshot::Make),
+    /// Run a program, and measure its time and memory.
+    Run(snapshot::Run),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -40,6 +47,9 @@ fn main() -> ExitCode {
         Part::Rounds(options) => rounds::run(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
+        Part::Snapshot(options) => snapshot::read(&options),
+        Part::MakeSnapshot(options) => snapshot::make(&options),
+        Part::Run(options) => snapshot::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {
