@@ -12,6 +12,7 @@ mod rows;
 mod target;
 mod text;
 mod threads;
+mod why;
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -46,6 +47,7 @@ Examples:
   vramscope sql --collector http://127.0.0.1:7717 report.sql    a file, asked of a collector
   vramscope map --data ./trace --svg map.svg                    the allocator's address map
   vramscope import snapshot.pickle                              PyTorch's own record, as tables
+  vramscope why --data ./trace                                  why memory ran out
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
 
@@ -80,6 +82,9 @@ enum Command {
     /// Import PyTorch memory snapshots, to ask questions of them
     #[command(after_help = import::HELP)]
     Import(import::Arguments),
+    /// Say why memory could not be had, and what would have helped
+    #[command(after_help = why::HELP)]
+    Why(why::Arguments),
     /// List the views, tables and functions, or explain one of them
     Views {
         /// View, table or function to explain
@@ -178,6 +183,7 @@ async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
         Command::Map(arguments) => map::run(arguments).await,
+        Command::Why(arguments) => why::run(arguments).await,
         Command::Import(arguments) => import::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(

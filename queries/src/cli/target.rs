@@ -136,7 +136,7 @@ impl Moment {
              FROM {table}
              WHERE device IS NOT NULL{conditions}
              GROUP BY process_id, device, snapshot_id
-             ORDER BY max(ts_ns) DESC, process_id, device"
+             ORDER BY 8 DESC, 1, 4"
         )
     }
 

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod cli;
+mod commands;
 mod docs;
 mod folder;
 mod functions;

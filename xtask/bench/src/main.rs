@@ -6,6 +6,7 @@ mod empty;
 mod library;
 mod parquet_bytes;
 mod rounds;
+mod simulate;
 mod snapshot;
 
 use std::path::PathBuf;
@@ -25,6 +26,8 @@ struct Cli {
 enum Part {
     /// Call one function in copies of one library, in turns, and measure a call in each.
     Rounds(rounds::Rounds),
+    /// Hold empty programs at places of files until the input ends.
+    Hold(empty::Hold),
     /// Allocate and free at a pace from many stacks.
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
@@ -35,6 +38,8 @@ enum Part {
     MakeSnapshot(snapshot::Make),
     /// Run a program, and measure its time and memory.
     Run(snapshot::Run),
+    /// Replay allocator traces through the simulator.
+    Simulate(simulate::Simulate),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -45,11 +50,13 @@ enum Part {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().part {
         Part::Rounds(options) => rounds::run(&options),
+        Part::Hold(options) => empty::hold(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
         Part::Snapshot(options) => snapshot::read(&options),
         Part::MakeSnapshot(options) => snapshot::make(&options),
         Part::Run(options) => snapshot::run(&options),
+        Part::Simulate(options) => simulate::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

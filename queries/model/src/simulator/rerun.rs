@@ -100,11 +100,10 @@ impl Scenario<'_> {
         let start = self.start.unwrap_or(&empty);
         let mut simulator =
             Simulator::from_map(self.device, start, self.settings.clone(), self.card)?;
-        let top = self.events.iter().map(|event| match event.action {
-            Action::Oom { .. } | Action::Snapshot => 0,
-            _ => event.address.saturating_add(event.bytes),
-        });
-        simulator.space.begin_above(top.max().unwrap_or(0));
+        for event in self.events {
+            let end = event.address.saturating_add(event.bytes);
+            simulator.space.begin_above(end);
+        }
         let mut run = Run {
             scenario: self,
             held: simulator.held().collect(),

@@ -328,6 +328,9 @@ impl Undo {
     /// Takes a range out; says how many bytes of it there were.
     fn cut(&mut self, device: i32, begin: u64, end: u64) -> u64 {
         let mut removed = 0;
+        if begin >= end {
+            return removed;
+        }
         loop {
             let touched = self
                 .segments

@@ -3,7 +3,7 @@
 
 mod picture;
 mod request;
-mod segments;
+pub mod segments;
 mod svg;
 mod waterfall;
 
@@ -18,7 +18,7 @@ use crate::door::Door;
 use crate::rows::quoted;
 use crate::target::{ANSWERED, Chosen, FAILED, Moment, NOTHING, Place, USAGE};
 use crate::text;
-use segments::Map;
+pub use picture::cut;
 
 pub const HELP: &str = "\
 Examples:

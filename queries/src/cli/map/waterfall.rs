@@ -239,7 +239,7 @@ impl Waterfall {
                 _ => String::new(),
             };
             let bytes = layer.bytes.map_or("?".to_string(), size);
-            let _ = writeln!(out, "{:<26}{bytes:>11}  {bar:<room$}", layer.name);
+            let _ = writeln!(out, "{:<26}{bytes:>11}  {bar}", layer.name);
             if !layer.note.is_empty() {
                 let _ = writeln!(out, "{:<26}{:>11}  {}", "", "", layer.note);
             }

@@ -7,9 +7,11 @@
 
 mod agent;
 mod daemon;
+mod framework;
 mod import;
 mod parquet;
 mod probes;
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,9 +28,11 @@ use crate::project::Project;
 #[command(after_help = "Examples:
   cargo xtask bench probes           what a traced call costs, against an empty probe and bpftrace
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
+  cargo xtask bench framework        what tracing costs a pair of PyTorch's allocator
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
   cargo xtask bench import           vramscope import against Python; builds the query engine in
                                      release, which takes 40 minutes the first time on two cores
+  cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
 All but import need root. They want at least two CPUs, and a machine that is otherwise idle.")]
@@ -56,10 +60,14 @@ pub enum Name {
     Probes,
     /// The whole agent: events a second on one core, losses, CPU, memory.
     Agent,
+    /// Cost of a traced pair of PyTorch's allocator against empty probes at the same places.
+    Framework,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
     /// `vramscope import` against Python and PyTorch's own view of a snapshot.
     Import,
+    /// Allocator events a second through the simulator.
+    Simulate,
 }
 
 impl Name {
@@ -144,8 +152,10 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
         let (text, figures) = match name {
             Name::Probes => ("probes", probes::measure(project)?),
             Name::Agent => ("agent", agent::measure(project)?),
+            Name::Framework => ("framework", framework::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
             Name::Import => ("import", import::measure(project, options)?),
+            Name::Simulate => ("simulate", simulate::measure(project)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
