@@ -30,6 +30,7 @@ use crate::probes::channel::Channel;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
+use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::Stacks;
 use window::Window;
@@ -496,7 +497,10 @@ impl Engine {
             Err(error) => return self.flush_has_failed(&error),
         };
         self.window.counts.drop_rows(&dropped.rows);
-        for (cause, rows) in &dropped.rows {
+        self.window.counts.drop_rows(&dropped.recorder);
+        let of_recorder = dropped.recorder.iter();
+        let losses = of_recorder.filter(|(cause, _)| room::is_loss(cause));
+        for (cause, rows) in dropped.rows.iter().chain(losses) {
             *self.totals.lost.entry(cause).or_default() += rows;
         }
         self.stacks.unwritten(&dropped.stacks);
@@ -511,7 +515,9 @@ impl Engine {
         let idle = self.rows.is_empty()
             && waiting.is_empty()
             && !self.ledger.has_changes()
-            && dropped.rows.is_empty();
+            && dropped.rows.is_empty()
+            && dropped.recorder.is_empty()
+            && !dropped.must_commit;
         let checkpoint = Checkpoint {
             generation: self.channel.generation,
             ring_position: position,
