@@ -411,6 +411,7 @@ fn a_foreign_probe_without_the_counter_is_named() {
         torch.listeners() == (LISTENED.0 - 1, LISTENED.1)
     });
     let pid = torch.program.pid();
+    wait("told", || daemon.coverage(pid).0 > 0);
     torch.program.end();
     daemon.stop();
     drop(foreign);
