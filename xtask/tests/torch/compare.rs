@@ -358,8 +358,12 @@ fn sample_map(truth: &Checkpoint, device: u32, rows: &[&Row], differences: &mut 
         if !kind.is_empty() {
             differences.expect(&format!("{what} type"), kind, segment.kind.as_str());
         }
-        if segment.pool == (0, 0) && row.contains_key("pool") {
-            differences.expect(&format!("{what} pool"), text(row, "pool"), "default");
+        if row.contains_key("pool") {
+            let pool = match segment.pool {
+                (0, 0) => "default".to_string(),
+                (graph, of_program) => format!("({graph}, {of_program})"),
+            };
+            differences.expect(&format!("{what} pool"), text(row, "pool"), pool.as_str());
         }
         let active = number(row, "active_bytes");
         differences.expect_if_known(&format!("{what} active"), active, segment.active_bytes);

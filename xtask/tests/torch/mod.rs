@@ -21,6 +21,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use vramscope_fakes::ledger::{Kind, Layer, read_ledgers};
 use xtask::project::Project;
 use xtask::torch;
 
@@ -107,6 +108,7 @@ fn prove(project: &Project, program: &[&Path], settings: &str, libraries: &Path)
     assert!(status.success() && is_done, "{status}: {said}");
 
     let trace = Trace::read(&agent, &traced);
+    equals_the_books(&trace, &books);
     assert_eq!(trace.lost(), Vec::<&trace::Row>::new(), "{said}");
     let mut differences = Differences::default();
     let mut compared = Compared::default();
@@ -141,6 +143,38 @@ fn prove(project: &Project, program: &[&Path], settings: &str, libraries: &Path)
     assert!(last.failures.len() > 3 && last.devices[0].num_alloc_retries > 4);
     assert!(compared.samples > 0, "no sample was taken at rest");
     assert!(compared.sample_segments > 0, "no map was taken at rest");
+}
+
+/// What the driver gave and took back, against its own books.
+fn equals_the_books(trace: &Trace, folder: &Path) {
+    let ledgers = read_ledgers(folder).unwrap();
+    let driver: Vec<_> = ledgers
+        .iter()
+        .filter(|l| l.layer == Layer::Driver)
+        .collect();
+    assert_eq!(driver.len(), 1, "one process reached the driver");
+    let mut seen = 0;
+    for kind in [Kind::Device, Kind::VmmPhysical, Kind::PinnedHost] {
+        for device in [0, 1] {
+            let totals = driver[0].totals(device, kind);
+            let counted = |op: &str| {
+                let rows = trace.events.iter().filter(|row| {
+                    trace::text(row, "memory_kind") == kind.name()
+                        && trace::number(row, "device") == Some(i64::from(device))
+                        && trace::is(row, "counted")
+                        && !trace::is(row, "implicit")
+                        && trace::number(row, "result") == Some(0)
+                });
+                let of_op = rows.filter(|row| trace::text(row, "op") == op);
+                let bytes = of_op.map(|row| trace::required(row, "bytes"));
+                bytes.fold((0, 0), |(count, sum), bytes| (count + 1, sum + bytes))
+            };
+            let given = (totals.allocations, totals.allocated_bytes);
+            assert_eq!(counted("alloc"), given, "{kind:?} of device {device}");
+            seen += totals.allocations;
+        }
+    }
+    assert!(seen > 30, "{seen} allocations of the driver");
 }
 
 /// The project, and why the tests cannot run.
