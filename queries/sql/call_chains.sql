@@ -27,11 +27,15 @@
 --   byte_class | - | physical, host, virtual, sub_allocated or ipc; NULL if the kind is not known. Bytes of two classes are never added up
 --   pool | - | memory pool handle; NULL if the call names none
 --   alloc_seq | - | on what takes: seq of what it ends
+--   layer | - | driver, runtime or framework
+--   source | - | uprobe, usdt, cupti, agent (implicit ends), or import (read from a file: of no host's totals)
+--   tid | - | thread that called; NULL on implicit rows and in an import
 -- formulas:
 --   a success is the chain's counted row, so that runtime and driver rows of one call are not added up
 --   a failure is the innermost failed row: a failed runtime call over a failed driver call is one failure, the driver's
+--   framework blocks lie within physical bytes of driver calls: their rows have a class of their own. In an import segments stand for the driver's calls, and the trace may begin when much was allocated already
 --   physical: device, managed, array, vmm_physical; host: pinned_host, registered_host; virtual: vmm_virtual (reserved), vmm_mapped (mapped; lies within the reserved); sub_allocated: pool, framework_block (lie within memory that is counted elsewhere, or in pool memory that no call shows)
---   not here, since they stand for no bytes of this process: successful ipc calls, references taken and dropped, imported handles, baseline rows, frees of memory that was allocated before the agent came. They are in alloc_events
+--   not here, since they stand for no bytes of this process: successful ipc calls, references taken and dropped, imported handles, baseline rows, frees of memory that was allocated before the agent came, or before an imported trace began. They are in alloc_events
 WITH failures AS (
     SELECT *
     FROM alloc_events
@@ -44,17 +48,19 @@ chains AS (
         ts, ts_ns, host, boot_id, agent_id, process_id, pid, gpu_uuid, device, memory_kind, op, api,
         false AS failed, implicit, address, bytes, requested_bytes,
         CASE WHEN op IN ('alloc', 'reserve', 'map', 'register') THEN bytes ELSE -bytes END AS live_delta_bytes,
-        result, stack_id, seq, pool, alloc_seq
+        result, stack_id, seq, pool, alloc_seq, layer, source, tid
     FROM alloc_events
     WHERE counted
       AND coalesce(result, 0) = 0
+      -- An import counts the end of a block that is older than its trace: allocator_timeline needs it.
+      AND NOT (source = 'import' AND op = 'free' AND memory_kind = 'framework_block' AND alloc_seq IS NULL)
       AND op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
     UNION ALL
     SELECT
         ts, ts_ns, host, boot_id, agent_id, process_id, pid, gpu_uuid, device, memory_kind, op, api,
         true AS failed, implicit, address, bytes, requested_bytes,
         CAST(0 AS BIGINT) AS live_delta_bytes,
-        result, stack_id, seq, pool, alloc_seq
+        result, stack_id, seq, pool, alloc_seq, layer, source, tid
     FROM failures AS e
     WHERE NOT EXISTS (
         SELECT 1
@@ -80,5 +86,5 @@ SELECT
         WHEN memory_kind IN ('pool', 'framework_block') THEN 'sub_allocated'
         WHEN memory_kind = 'ipc' THEN 'ipc'
     END AS byte_class,
-    pool, alloc_seq
+    pool, alloc_seq, layer, source, tid
 FROM chains

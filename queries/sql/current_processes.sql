@@ -17,12 +17,15 @@
 --   rebooted | - | true if the host has booted again since: the process is gone, whether or not its end was seen
 --   coverage | - | list of (library, symbol, attached, reason); the view coverage has them as rows
 --   pod_uid | - | uid of the Kubernetes pod
+--   framework | - | framework whose allocator is traced or imported: pytorch
+--   framework_version | - | its version, where it can be read
 -- formulas:
 --   the row with the newest ts_ns of each process_id
 --   rebooted compares boot_id with that of the host's newest row
 SELECT
     host, process_id, pid, exe, command, namespace, pod, container_id, started, ended,
-    ts AS updated, boot_id, boot_id <> host_boot_id AS rebooted, coverage, pod_uid
+    ts AS updated, boot_id, boot_id <> host_boot_id AS rebooted, coverage, pod_uid,
+    framework, framework_version
 FROM (
     SELECT
         *,

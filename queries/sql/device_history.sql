@@ -14,7 +14,7 @@
 --   device | - | device ordinal as the process sees it; NULL if not certain
 --   memory_kind | - | kind of memory
 --   byte_class | - | physical, host, virtual, sub_allocated or ipc. Never add up bytes of two classes, nor vmm_virtual and vmm_mapped
---   layer | - | layer of the counted rows: driver or runtime
+--   layer | - | layer of the counted rows: driver, runtime or framework
 --   alloc_bytes | bytes | bytes of what began in the window
 --   alloc_count | allocations | how many
 --   free_bytes | bytes | bytes of what ended in the window

@@ -24,7 +24,7 @@
 --   reserved is the value of the newest window of device_windows that began by the sample's time; if the slices in use are more, they are the better bound
 --   the baseline is the newest baseline row of the process on the card up to the sample; it never counts as live memory or in a peak
 --   host memory, addresses and what ipc opened (the exporter's bytes) are in none of the columns
---   processes from before the host last booted, and processes that hold nothing and that NVML does not list are left out
+--   imported snapshots, processes from before the host last booted, and processes that hold nothing and that NVML does not list are left out
 WITH newest_sample AS (
     SELECT * FROM (
         SELECT
@@ -50,6 +50,7 @@ called AS (
     LEFT JOIN newest_sample AS s ON s.host = c.host AND s.gpu_uuid = c.gpu_uuid
     LEFT JOIN current_processes AS p ON p.process_id = c.process_id
     WHERE (c.byte_class = 'physical' OR c.memory_kind = 'pool')
+      AND c.source <> 'import'
       AND NOT coalesce(p.rebooted, false)
       AND (s.ts_ns IS NULL OR c.ts_ns <= s.ts_ns)
     GROUP BY c.host, c.gpu_uuid, c.process_id

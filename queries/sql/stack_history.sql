@@ -14,7 +14,7 @@
 --   device | - | device ordinal as the process sees it; NULL if not certain
 --   memory_kind | - | kind of memory
 --   byte_class | - | physical, host, virtual or sub_allocated. Never add up bytes of two classes, nor vmm_virtual and vmm_mapped
---   layer | - | layer of the counted rows: driver or runtime
+--   layer | - | layer of the counted rows: driver, runtime or framework
 --   stack_id | - | stack that allocated; joins stacks; NULL: no stack was taken
 --   folded | - | function names, outermost first, joined by ';'; NULL without a stack
 --   alloc_bytes | bytes | bytes of what began in the window

@@ -1,5 +1,5 @@
 -- purpose: the four vertices of memory pressure (allocation, fragmentation, leak, peak) for every process, pod, device and host
--- reads: alloc_events (raw, by call_chains), devices (raw), agent_windows (windows), processes (raw, by current_processes)
+-- reads: alloc_events (raw, by call_chains), segments, allocator_samples (raw, by fragmentation_now), devices (raw), agent_windows (windows), processes (raw, by current_processes)
 -- parameters: none
 -- columns:
 --   level | - | process, pod, device or host: what the row is about
@@ -15,10 +15,10 @@
 --   used_bytes | bytes | allocation: in use by NVML, newest sample; of the card (level device), of the processes on it (process, pod), of all cards (host); NULL if NVML does not say
 --   total_bytes | bytes | allocation: capacity of the card, of all cards on level host
 --   utilization_ratio | ratio | allocation: used_bytes / total_bytes on levels device and host, live_bytes / total_bytes on levels process and pod
---   max_contiguous_block_bytes | bytes | fragmentation: largest request that would succeed; NULL, see fragmentation_reason
---   external_ratio | ratio | fragmentation: NULL, see fragmentation_reason
---   internal_ratio | ratio | fragmentation: NULL, see fragmentation_reason
---   fragmentation_reason | - | why the fragmentation columns are NULL
+--   max_contiguous_block_bytes | bytes | fragmentation: largest request that would succeed, in the framework allocator of the row's process, of the best of its processes on the other levels; NULL: see fragmentation_reason
+--   external_ratio | ratio | fragmentation: 1 - max_contiguous_block_bytes / all that is free, the driver's and the allocators'; NULL on level host, whose rows cover all cards; else see fragmentation_reason
+--   internal_ratio | ratio | fragmentation: (reserved - active) / reserved of the framework allocators: cache slack, high is normal; NULL: see fragmentation_reason
+--   fragmentation_reason | - | why fragmentation columns are NULL; NULL if none is (but external_ratio on level host)
 --   leaked_at_exit_bytes | bytes | leak: physical device memory that only the end of its program (exit, or exec of another) gave back
 --   growth_bytes_per_hour | bytes/h | leak: slope of live_bytes over the events; NULL with fewer than two moments
 --   peak_live_bytes | bytes | peak: largest live_bytes at any moment, over events
@@ -40,7 +40,8 @@
 --   metrics 1-3, 11 of the metric list; peak is the maximum of the running sum in the order of seq within host, boot and agent
 --   what was allocated before the host last booted is not live, though its frees were never seen; it still counts for peaks and calls
 --   device figures hold physical bytes (device, managed, array, vmm_physical), host figures pinned_host and registered_host, pool figures the slices of pools; addresses (address_space), ipc and what was there before the agent (reconciliation) are in none of them
---   fragmentation needs a framework allocator's own blocks: holes between driver addresses are not holes in memory, so nothing is derived from them
+--   fragmentation is that of fragmentation_now: it needs a framework allocator's own blocks. Holes between driver addresses are not holes in memory, so nothing is derived from them. Processes that have ended have none
+--   framework blocks lie within the physical bytes counted here: their rows are in none of the numbers. Imported snapshots are no processes of a host and not here: see fragmentation_now and allocator_timeline
 --   leaked_at_exit_bytes is what was live at the end, not a verdict: programs leave weights and workspaces to the exit
 --   growth_bytes_per_hour is the least-squares slope of live_bytes after each event against its time, warm-up included; a short window extrapolates wildly
 --   the row's time for lost: a process or pod from its start to its end, a device or host always
@@ -65,6 +66,7 @@ WITH facts AS (
         CAST(c.failed AND c.op IN ('free', 'unregister') AS BIGINT) AS is_failed_free
     FROM call_chains AS c
     LEFT JOIN current_processes AS p ON p.process_id = c.process_id
+    WHERE coalesce(c.layer, '') <> 'framework'
 ),
 newest_sample AS (
     SELECT * FROM (
@@ -203,6 +205,26 @@ capacity AS (
     JOIN current_processes AS p ON p.process_id = s.process_id
     WHERE p.pod IS NOT NULL
     GROUP BY s.host, p.namespace, p.pod, s.gpu_uuid
+),
+-- What the allocators of living processes say, on every level.
+allocators AS (
+    SELECT
+        l.level, f.host,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.namespace END AS namespace,
+        CASE WHEN l.level IN ('process', 'pod') THEN f.pod END AS pod,
+        CASE WHEN l.level = 'process' THEN f.process_id END AS process_id,
+        CASE WHEN l.level <> 'host' THEN f.gpu_uuid END AS gpu_uuid,
+        CASE WHEN l.level = 'process' THEN f.device END AS device,
+        CASE WHEN count(f.max_contiguous_bytes) = count(*) THEN max(f.max_contiguous_bytes) END AS max_contiguous_bytes,
+        CASE WHEN l.level <> 'host' AND count(f.device_free_bytes) = count(*) THEN max(f.device_free_bytes) END AS device_free_bytes,
+        sum(f.inactive_bytes) AS inactive_bytes,
+        sum(f.reserved_bytes) AS reserved_bytes
+    FROM fragmentation_now AS f
+    CROSS JOIN levels AS l
+    LEFT JOIN current_processes AS p ON p.process_id = f.process_id
+    WHERE f.source <> 'import' AND f.process_ended IS NULL AND NOT coalesce(p.rebooted, false)
+      AND (l.level <> 'pod' OR f.pod IS NOT NULL)
+    GROUP BY 1, 2, 3, 4, 5, 6, 7
 )
 SELECT
     t.level, t.host, t.namespace, t.pod, t.process_id, t.pid, t.exe, t.gpu_uuid,
@@ -214,10 +236,13 @@ SELECT
         WHEN t.level IN ('device', 'host') THEN CAST(c.used_bytes AS DOUBLE)
         ELSE CAST(t.live_bytes AS DOUBLE)
     END / nullif(coalesce(c.total_bytes, card.total_bytes), 0) AS utilization_ratio,
-    CAST(NULL AS BIGINT) AS max_contiguous_block_bytes,
-    CAST(NULL AS DOUBLE) AS external_ratio,
-    CAST(NULL AS DOUBLE) AS internal_ratio,
-    'no framework allocator events: the driver layer cannot see holes' AS fragmentation_reason,
+    a.max_contiguous_bytes AS max_contiguous_block_bytes,
+    1 - CAST(a.max_contiguous_bytes AS DOUBLE) / nullif(a.device_free_bytes + a.inactive_bytes, 0) AS external_ratio,
+    CAST(a.inactive_bytes AS DOUBLE) / nullif(a.reserved_bytes, 0) AS internal_ratio,
+    CASE
+        WHEN a.host IS NULL THEN 'no framework allocator events: the driver layer cannot see holes'
+        WHEN a.max_contiguous_bytes IS NULL THEN 'the driver''s free bytes are not known'
+    END AS fragmentation_reason,
     t.leaked_at_exit_bytes,
     t.growth_bytes_per_hour,
     t.peak_live_bytes,
@@ -242,3 +267,11 @@ LEFT JOIN capacity AS c
 LEFT JOIN newest_sample AS card
   ON card.host = t.host AND card.gpu_uuid = t.gpu_uuid
 LEFT JOIN watched_hosts AS h ON h.host = t.host
+LEFT JOIN allocators AS a
+  ON a.level = t.level
+ AND a.host = t.host
+ AND (a.namespace IS NOT DISTINCT FROM t.namespace)
+ AND (a.pod IS NOT DISTINCT FROM t.pod)
+ AND (a.process_id IS NOT DISTINCT FROM t.process_id)
+ AND (a.gpu_uuid IS NOT DISTINCT FROM t.gpu_uuid)
+ AND (a.device IS NOT DISTINCT FROM t.device)

@@ -17,7 +17,7 @@
 --   implicit_bytes | bytes | bytes that ended without a call of their own: exit_bytes, and what went with its context, its pool or a neighbouring mapping
 --   implicit_count | allocations | how many allocations
 -- formulas:
---   what a process held before the agent came has no stack and is not here
+--   what a process held before the agent came, or before an imported trace began, has no stack and is not here
 --   a free counts for the stack of the allocation it ends (alloc_stack_id), not for its own
 --   what was allocated before the host last booted is not live, though its frees were never seen
 --   exit_bytes are no proof of a leak: most programs leave their weights and workspaces to the exit. In a finished trace, where nothing is live any more, they are where to look first
@@ -34,6 +34,7 @@ WITH calls AS (
     WHERE e.counted
       AND e.op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
       AND coalesce(e.result, 0) = 0
+      AND NOT (e.source = 'import' AND e.op = 'free' AND e.memory_kind = 'framework_block' AND e.alloc_seq IS NULL)
 ),
 by_stack AS (
     SELECT

@@ -7,6 +7,7 @@ use arrow::datatypes::SchemaRef;
 use datafusion::prelude::SessionContext;
 use vramscope_wire::Table;
 
+use crate::functions::{self, Function};
 use crate::session::{self, Options};
 use crate::views::{self, View};
 use crate::{Error, reference, trace};
@@ -67,7 +68,7 @@ impl Catalog {
         names
     }
 
-    /// One line per view and table.
+    /// One line per view, table and function.
     pub fn list(&self) -> String {
         let mut rows = vec![[
             "name".to_string(),
@@ -88,16 +89,26 @@ impl Catalog {
                 table.doc().to_string(),
             ]);
         }
+        for function in functions::ALL {
+            rows.push([
+                function.name.to_string(),
+                "function".to_string(),
+                function.meaning.to_string(),
+            ]);
+        }
         aligned(&rows)
     }
 
-    /// Columns and texts of one view or table; `None` if there is none of that name.
+    /// Columns and texts of one view, table or function; `None` if there is none of that name.
     pub fn describe(&self, name: &str) -> Option<String> {
         let name = name.to_ascii_lowercase();
         if let Some((view, schema)) = self.views.iter().find(|(view, _)| view.name == name) {
             return Some(describe_view(view, schema));
         }
-        Table::by_name(&name).map(describe_table)
+        let function = functions::ALL.iter().find(|function| function.name == name);
+        function
+            .map(describe_function)
+            .or_else(|| Table::by_name(&name).map(describe_table))
     }
 }
 
@@ -129,6 +140,18 @@ fn describe_view(view: &View, schema: &SchemaRef) -> String {
         text.push('\n');
     }
     text
+}
+
+fn describe_function(function: &Function) -> String {
+    let kind = if function.aggregate {
+        "aggregate"
+    } else {
+        "function"
+    };
+    format!(
+        "{kind} {} -> {}\n{}\n\nfor example: {}\n",
+        function.call, function.returns, function.meaning, function.example
+    )
 }
 
 fn describe_table(table: Table) -> String {

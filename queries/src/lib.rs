@@ -4,7 +4,9 @@
 //! - [`folder`]: opens a data folder, and hands out sessions that each see one consistent state.
 //! - [`session`]: DataFusion sessions with bounds on memory, time and rows; the read-only check.
 //! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
+//! - [`functions`]: the functions that SQL lacks, over the rules of `vramscope-model`.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
+//! - [`import`]: rows of PyTorch memory snapshots.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
 //! - [`describe`], [`statements`], [`near`]: what an interactive client needs.
 //!
@@ -23,6 +25,8 @@
 pub mod describe;
 pub mod error;
 pub mod folder;
+pub mod functions;
+pub mod import;
 pub mod lake;
 pub mod near;
 pub mod quality;

@@ -80,15 +80,17 @@ fn counted(count: i64, one: &str, many: &str) -> String {
 }
 
 /// Tables and views that lost calls do not make incomplete: they say what was lost, or they are
-/// made of samples and of what the system says about processes.
+/// made of samples, of what the system says about processes and of what engines say of themselves.
 const NOT_MADE_OF_CALLS: &[&str] = &[
     "agent_windows",
     "answer_quality",
     "coverage",
     "current_processes",
     "devices",
+    "kv_pool_conservation",
     "losses",
     "processes",
+    "traffic",
 ];
 
 /// Whether a question reads data that lost calls make incomplete. A question about the losses

@@ -6,13 +6,13 @@ use std::fmt::Write;
 use arrow::datatypes::{DataType, Field};
 use vramscope_wire::Table;
 
-use crate::views;
+use crate::{functions, views};
 
 const INTRODUCTION: &str = "\
 # SQL reference
 
 <!-- Made by `vramscope reference`. Do not edit: change the headers of queries/sql/*.sql or the
-column texts of collector/wire/src/schema.rs, then run
+column texts of collector/wire/src/schema/, then run
 `UPDATE_DOCS=1 cargo test -p vramscope-queries`. -->
 
 Tables and views of a data folder, the same in a trace, in a lake and through a collector.
@@ -33,6 +33,7 @@ Column names, units and meanings are stable: they are only added to.
 pub fn markdown() -> Result<String, String> {
     let mut text = INTRODUCTION.to_string();
     write_views(&mut text)?;
+    write_functions(&mut text);
     write_tables(&mut text);
     Ok(text)
 }
@@ -74,6 +75,31 @@ fn write_views(out: &mut String) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn write_functions(out: &mut String) {
+    out.push_str("\n## Functions\n\nBeside [DataFusion's own](https://datafusion.apache.org/user-guide/sql/index.html):\n\n");
+    line(
+        out,
+        "| function | returns | what | for example |\n|---|---|---|---|",
+    );
+    for function in functions::ALL {
+        let kind = if function.aggregate {
+            ", aggregate"
+        } else {
+            ""
+        };
+        line(
+            out,
+            &format!(
+                "| `{}` | {}{kind} | {} | `{}` |",
+                function.call,
+                function.returns,
+                cell(function.meaning),
+                cell(function.example)
+            ),
+        );
+    }
 }
 
 fn write_tables(out: &mut String) {

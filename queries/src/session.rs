@@ -30,7 +30,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
-use crate::Error;
+use crate::{Error, functions};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
 pub const DEFAULT_MEMORY_BYTES: usize = 2 << 30;
@@ -105,7 +105,9 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     let options = config.options_mut();
     options.execution.parquet.schema_force_view_types = false;
     options.sql_parser.map_string_types_to_utf8view = false;
-    SessionContext::new_with_config_rt(config, Arc::clone(runtime))
+    let session = SessionContext::new_with_config_rt(config, Arc::clone(runtime));
+    functions::register(&session);
+    session
 }
 
 /// A session without tables on a runtime of its own.

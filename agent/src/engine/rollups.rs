@@ -101,7 +101,7 @@ impl Engine {
     }
 
     fn is_older_than_probes(&self, start: StartTime) -> bool {
-        start.wall_ns() < self.channel.generation as i64
+        start < StartTime::from_boottime_ns(self.channel.generation)
     }
 }
 

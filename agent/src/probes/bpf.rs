@@ -419,6 +419,7 @@ fn set_start(pins: &Path, next_seq: u64) -> anyhow::Result<()> {
     seq.set(0, next_seq, 0)?;
     let mut generation =
         Array::<_, u64>::try_from(Map::Array(MapData::from_pin(pins.join("GENERATION"))?))?;
-    generation.set(0, crate::host::clock::realtime_ns(), 0)?;
+    // Since boot, as processes' start times are: the wall clock may be set meanwhile.
+    generation.set(0, crate::host::clock::boottime_ns(), 0)?;
     Ok(())
 }

@@ -13,7 +13,8 @@ use super::ring::Ring;
 pub struct Channel {
     pub ring: Ring,
     lost: PerCpuArray<MapData, u64>,
-    /// Names the ring: two agents that see the same value read the same ring.
+    /// When the ring was made, nanoseconds since boot. It names the ring: two agents that see the
+    /// same value in one boot read the same ring.
     pub generation: u64,
     /// False if the probes were there before this agent.
     pub fresh: bool,

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use crate::Map;
 use crate::host::procfs::{self, Mapping};
 use crate::probes::record::{Quality, Stack};
-use crate::spool::rows::StackRow;
+use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
 
 /// Keeps hashes inside the positive half of a BIGINT.
@@ -28,8 +28,12 @@ const CACHE_PER_PROCESS: usize = 32_768;
 /// written again, which costs space in the table and nothing else.
 const KNOWN: usize = 1 << 20;
 
+/// Return addresses whose names are kept: the stacks of a program share most of them. At some 300
+/// bytes each they take 10 MiB at most, and are looked up anew when there are more.
+const NAMED: usize = 32_768;
+
 /// Where one return address lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Location {
     module: ModuleId,
     /// Offset in the file, bytes.
@@ -68,6 +72,7 @@ pub struct Stacks {
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
+    named: Map<Location, Vec<FrameRow>>,
 }
 
 impl Stacks {
@@ -79,6 +84,7 @@ impl Stacks {
             known: HashSet::new(),
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
+            named: Map::default(),
         }
     }
 
@@ -243,8 +249,14 @@ impl Stacks {
     fn name(&mut self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
         for location in &stack.locations {
-            let module = self.modules.get(location.module);
-            frames.extend(self.symbolizer.frames(module, location.offset));
+            if self.named.len() >= NAMED {
+                self.named.clear();
+            }
+            let named = self.named.entry(*location).or_insert_with(|| {
+                let module = self.modules.get(location.module);
+                self.symbolizer.frames(module, location.offset)
+            });
+            frames.extend_from_slice(named);
         }
         let folded = symbols::folded(&frames);
         StackRow {

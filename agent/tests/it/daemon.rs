@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -53,7 +53,12 @@ impl<'a> Daemon<'a> {
         self.bench.root().join("off")
     }
 
-    /// Folder of its links in the kernel.
+    /// Where its maps are pinned.
+    pub fn pins(&self) -> &Path {
+        Path::new(&self.pins)
+    }
+
+    /// How many links it has in the kernel.
     pub fn links(&self) -> usize {
         let Ok(entries) = std::fs::read_dir(&self.pins) else {
             return 0;

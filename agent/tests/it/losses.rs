@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
+use vramscope_agent::host::clock;
+use vramscope_agent::ledger::rollup::STACKS;
+use vramscope_ebpf_abi::Loss;
 use vramscope_fakes::card::CONTEXT_OVERHEAD_BYTES;
 use vramscope_fakes::ledger::Kind;
 use vramscope_wire::Table;
 
 use crate::daemon::Daemon;
+use crate::kernel::{self, ProcessNews};
 use crate::standins::Bench;
 
 fn workload(bench: &Bench, arguments: &[&str]) -> Command {
@@ -111,6 +115,124 @@ fn what_a_full_ring_drops_is_counted_to_the_call() {
     let (rows, lost) = (rows(&daemon), lost(&daemon, "ring_full"));
     assert!(rows > 10 && lost > 1000, "{rows} rows, {lost} lost");
     assert_eq!(rows + lost, expected);
+}
+
+/// Programs begin and end while the ring has no room. Who tells how many is the kernel's process
+/// connector, which knows nothing of the ring.
+#[test]
+fn process_events_without_room_are_counted() {
+    let Some(bench) = Bench::new() else { return };
+    let Some(mut news) = ProcessNews::listen() else {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: no process connector here");
+        return;
+    };
+    let mut daemon = Daemon::hooking(&bench, "ends", &["--ring-bytes", "65536"]);
+    daemon.start();
+    let pins = daemon.pins().to_path_buf();
+    let so_far = || {
+        (
+            clock::monotonic_ns(),
+            kernel::lost(&pins, Loss::ProcessEvent),
+        )
+    };
+    let run_true = || assert!(Command::new("true").status().unwrap().success());
+    signal(daemon.pid(), libc::SIGSTOP);
+    while so_far().1 == 0 {
+        run_true();
+    }
+    // Other programs of the host come and go as well, so the moments of reading matter: what
+    // happened surely between them, and what possibly did. On a host that is quiet for a moment
+    // both are the same.
+    let edge_ns = 1_000_000;
+    let mut exact = 0;
+    for _ in 0..20 {
+        let (after, before) = so_far();
+        (0..10).for_each(|_| run_true());
+        std::thread::sleep(Duration::from_millis(5));
+        let begin_of_reading = clock::monotonic_ns();
+        let lost = so_far().1 - before;
+        let end_of_reading = clock::monotonic_ns();
+        let surely = news.between(after + edge_ns, begin_of_reading - edge_ns);
+        let possibly = news.between(after - edge_ns, end_of_reading + edge_ns);
+        assert!(
+            (surely..=possibly).contains(&lost),
+            "{lost} counted, {surely} to {possibly} happened"
+        );
+        exact += u32::from(surely == possibly && lost >= 20);
+    }
+    if exact == 0 {
+        let _ = writeln!(std::io::stderr(), "NOT EXACT: the host was never quiet");
+    }
+    signal(daemon.pid(), libc::SIGCONT);
+    daemon.wait_for("the ring has room", |status| {
+        status["ring_fill"].as_f64().is_some_and(|fill| fill < 0.5)
+    });
+    let all = so_far().1;
+    daemon.wait_for("all is told", |status| {
+        status["lost"]["process_event"].as_u64() == Some(all)
+    });
+    daemon.stop();
+    assert_eq!(lost(&daemon, "process_event"), all as i64);
+}
+
+/// Records that nobody can read, such as another version's programs might leave in a ring.
+#[test]
+fn records_that_cannot_be_decoded_are_counted() {
+    let Some(bench) = Bench::new() else { return };
+    let mut daemon = Daemon::hooking(&bench, "strange", &[]);
+    daemon.start();
+    kernel::put_strange_records(daemon.pins(), 7);
+    run(&bench, &["threads", "--threads", "1", "--iterations", "20"]);
+    daemon.wait_for("they are told", |status| {
+        status["lost"]["undecodable"].as_u64() == Some(7)
+    });
+    daemon.stop();
+    assert_eq!(lost(&daemon, "undecodable"), 7);
+    let totals = daemon.totals(None);
+    let device = totals[&(0, "device".to_string())];
+    let ledger = bench.ledgers()[0].totals(0, Kind::Device);
+    assert_eq!(
+        (device.0, device.1),
+        (ledger.allocations, ledger.frees),
+        "the rest came"
+    );
+}
+
+/// More stacks than the roll-up tells apart: what is beyond is booked without one, and counted.
+#[test]
+fn stacks_beyond_the_limit_are_counted() {
+    const BEYOND: i64 = 40;
+    let Some(bench) = Bench::new() else { return };
+    // One window, and a ring that holds all: naming so many stacks takes a while.
+    let options = ["--window", "10min", "--ring-bytes", "134217728"];
+    let mut daemon = Daemon::hooking(&bench, "stacks", &options);
+    daemon.start();
+    let stacks = (STACKS as i64 + BEYOND).to_string();
+    let live = ["live", "--driver", "--count", &stacks, "--stacks", &stacks];
+    run(&bench, &live);
+    daemon.wait_for("they are told", |status| {
+        status["lost"]["stacks_full"].as_i64() >= Some(BEYOND)
+    });
+    let all_rows = |daemon: &Daemon<'_>| {
+        let of_stacks = |batch: &RecordBatch, row: usize| {
+            let stack = batch.column_by_name("stack_id").unwrap();
+            (stack.is_null(row), long(batch, "alloc_count", row))
+        };
+        let rows = daemon.rows(Table::StackWindows);
+        let rows = rows
+            .iter()
+            .flat_map(|b| (0..b.num_rows()).map(move |r| of_stacks(b, r)));
+        rows.fold((0, 0), |(named, unnamed), (is_unnamed, count)| {
+            if is_unnamed {
+                (named, unnamed + count)
+            } else {
+                (named + count, unnamed)
+            }
+        })
+    };
+    daemon.stop();
+    assert_eq!(lost(&daemon, "stacks_full"), BEYOND);
+    assert_eq!(all_rows(&daemon), (STACKS as i64, BEYOND));
 }
 
 #[test]

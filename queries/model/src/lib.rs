@@ -11,4 +11,5 @@ pub mod map;
 pub mod oom;
 pub mod rules;
 pub mod settings;
+pub mod simulator;
 pub mod trace;

@@ -1,4 +1,13 @@
-//! What a caching allocator did, event by event.
+//! What a caching allocator did, event by event: replaying it to maps, and finding out what lived
+//! before it began.
+
+mod replay;
+mod start;
+#[cfg(test)]
+mod tests;
+
+pub use replay::{Replay, ReplayCounts, Totals};
+pub use start::{Start, StartCounts};
 
 /// One action. The names in brackets are those of PyTorch's memory snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

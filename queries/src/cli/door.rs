@@ -20,6 +20,7 @@ use vramscope_queries::session::{self, Limits, Options};
 use vramscope_queries::{Error, quality};
 
 use crate::output::Sink;
+use crate::rows::Rows;
 use crate::threads::QueryThreads;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,6 +90,19 @@ impl Door {
         match result {
             Err(error) => Err(self.explain(error).await),
             Ok(()) => Ok(()),
+        }
+    }
+
+    /// A question's answer as a whole.
+    pub async fn collect(&mut self, sql: &str, limits: Limits) -> anyhow::Result<Rows> {
+        let result = match self.stream(sql, limits).await {
+            Ok(rows) => rows.try_collect().await.map_err(Error::from),
+            Err(error) => Err(error),
+        };
+        self.name_skipped_files().await;
+        match result {
+            Ok(batches) => Ok(Rows(batches)),
+            Err(error) => Err(self.explain(error.into()).await),
         }
     }
 

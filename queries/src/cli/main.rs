@@ -4,9 +4,15 @@
 //! 130 cancelled with Ctrl-C. Answers go to stdout, everything about them to stderr.
 
 mod door;
+mod import;
+mod map;
 mod output;
 mod prompt;
+mod rows;
+mod target;
+mod text;
 mod threads;
+mod why;
 
 use std::io::{IsTerminal, Read, Write};
 use std::path::PathBuf;
@@ -39,6 +45,9 @@ Examples:
   vramscope sql --data ./trace                                  a prompt over a trace
   vramscope sql --data ./trace -c 'SELECT * FROM top_stacks'    one question
   vramscope sql --collector http://127.0.0.1:7717 report.sql    a file, asked of a collector
+  vramscope map --data ./trace --svg map.svg                    the allocator's address map
+  vramscope import snapshot.pickle                              PyTorch's own record, as tables
+  vramscope why --data ./trace                                  why memory ran out
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
 
@@ -67,9 +76,18 @@ enum Command {
     /// Ask questions in SQL; without one, open a prompt
     #[command(after_help = SQL_HELP)]
     Sql(SqlArguments),
-    /// List the views and tables, or explain one of them
+    /// Show where a device's memory is, and the address map of its framework's allocator
+    #[command(after_help = map::HELP)]
+    Map(map::Arguments),
+    /// Import PyTorch memory snapshots, to ask questions of them
+    #[command(after_help = import::HELP)]
+    Import(import::Arguments),
+    /// Say why memory could not be had, and what would have helped
+    #[command(after_help = why::HELP)]
+    Why(why::Arguments),
+    /// List the views, tables and functions, or explain one of them
     Views {
-        /// View or table to explain
+        /// View, table or function to explain
         name: Option<String>,
     },
     /// Print the SQL reference as Markdown
@@ -118,7 +136,7 @@ struct SqlArguments {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 struct Source {
-    /// Data folder: a trace (of `vramscope-agent trace -o`) or a collector's
+    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717
@@ -164,6 +182,9 @@ fn parse_size(text: &str) -> Result<usize, String> {
 async fn main() -> ExitCode {
     let code = match Cli::parse().command {
         Command::Sql(arguments) => sql(arguments).await,
+        Command::Map(arguments) => map::run(arguments).await,
+        Command::Why(arguments) => why::run(arguments).await,
+        Command::Import(arguments) => import::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
             reference::markdown()
@@ -182,7 +203,9 @@ async fn views(name: Option<String>) -> anyhow::Result<(String, u8)> {
     catalog
         .describe(&name)
         .map(|text| (text, 0))
-        .with_context(|| format!("no view or table named {name:?}; `vramscope views` lists them"))
+        .with_context(|| {
+            format!("no view, table or function named {name:?}; `vramscope views` lists them")
+        })
 }
 
 fn print_or_fail(text: anyhow::Result<(String, u8)>) -> u8 {

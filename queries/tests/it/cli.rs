@@ -293,7 +293,7 @@ fn statements_come_from_files_and_pipes() {
         .write_all(b"SELECT count(*) AS n FROM alloc_events")
         .unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(stdout(&output), "n\n70\n");
+    assert_eq!(stdout(&output), "n\n97\n");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn damaged_files_are_named_and_skipped_aloud() {
         "csv",
         "--skip-damaged",
     ]);
-    assert_eq!(stdout(&skipped), "n\n9\n");
+    assert_eq!(stdout(&skipped), "n\n14\n");
     let text = stderr(&skipped);
     assert!(
         text.contains("1 damaged file") && text.contains("stacks/bad.parquet"),
@@ -391,7 +391,7 @@ fn a_lake_is_asked_like_a_trace() {
     let output = vramscope(&["sql", "--data", data, "-c", sql, "--format", "csv"]);
     assert_eq!(
         stdout(&output),
-        "date,hour,n\n2026-11-29,9,1\n2026-11-29,10,69\n"
+        "date,hour,n\n2026-11-29,9,1\n2026-11-29,10,96\n"
     );
 }
 
@@ -464,7 +464,8 @@ fn the_prompt_answers_describes_and_leaves() {
     });
     let mut keyboard = child.stdin.take().unwrap();
     let mut at = wait_for(&screen, "vramscope> ", 0);
-    // 12336 = 500 + 3000 + 5000 + 64 and gamma's 2048 + 1024 + 700. A question over two lines; one that is dropped with
+    // 12336 = 500 + 3000 + 5000 + 64 and gamma's 2048 + 1024 + 700, with delta's
+    // 39845888 and the import's 20971520: 60829744. A question over two lines; one that is dropped with
     // Ctrl-C; one that runs for ever and is stopped with Ctrl-C.
     for (typed, answer) in [
         ("\\d\r", "tetrahedron"),
@@ -472,7 +473,7 @@ fn the_prompt_answers_describes_and_leaves() {
         ("\\nonesuch\r", "unknown command"),
         (
             "SELECT sum(bytes) AS total\rFROM live_allocations WHERE byte_class = 'physical';\r",
-            "12336",
+            "60829744",
         ),
         ("SELECT * FROM stack;\r", "did you mean stacks?"),
         ("SELECT nothing\x03", ""),

@@ -6,10 +6,14 @@
 
 mod bad_input;
 mod cli;
+mod commands;
 mod docs;
 mod folder;
-mod kinds;
+mod functions;
+mod import;
 mod limits;
 mod remote;
 mod seed;
 mod slt;
+#[path = "../../snapshot/tests/it/writer.rs"]
+mod writer;

@@ -122,7 +122,7 @@ async fn a_collector_answers_like_a_folder() {
         let output = ask(&url, sql).await;
         assert_eq!(
             stdout(&output),
-            "process_id,live_bytes\n101,3000\n102,0\n102,0\n200,900\n201,5000\n202,64\n301,1024\n303,700\n304,0\n"
+            "process_id,live_bytes\n101,3000\n102,0\n102,0\n200,900\n201,5000\n202,64\n301,1024\n303,700\n304,0\n401,39845888\n403,0\n404,0\n"
         );
         assert_eq!(
             stderr(&output),

@@ -151,3 +151,11 @@ fn every_view_has_a_script() {
         );
     }
 }
+
+/// Writes the seeded data to the folder that VRAMSCOPE_SEED names, to try questions on by hand.
+#[test]
+#[ignore = "writes files for people"]
+fn write_the_seed() {
+    let dir = std::env::var_os("VRAMSCOPE_SEED").expect("VRAMSCOPE_SEED names a folder");
+    seed::write_trace(Path::new(&dir));
+}

@@ -6,6 +6,7 @@ mod empty;
 mod library;
 mod parquet_bytes;
 mod rounds;
+mod simulate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Part {
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
     Live(churn::Live),
+    /// Replay allocator traces through the simulator.
+    Simulate(simulate::Simulate),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Part::Hold(options) => empty::hold(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
+        Part::Simulate(options) => simulate::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

@@ -85,36 +85,36 @@ impl Measures {
 
     fn add_block(&mut self, block: &Block) {
         if !block.is_active() {
-            self.free_blocks += 1;
-            self.inactive += block.bytes;
+            raise(&mut self.free_blocks, 1);
+            raise(&mut self.inactive, block.bytes);
             self.largest_free_block = self.largest_free_block.max(block.bytes);
             return;
         }
-        self.active_blocks += 1;
-        self.active += block.bytes;
+        raise(&mut self.active_blocks, 1);
+        raise(&mut self.active, block.bytes);
         self.requested = add(self.requested, block.requested);
         if block.state == BlockState::Allocated {
-            self.allocated += block.bytes;
+            raise(&mut self.allocated, block.bytes);
         } else {
-            self.pending_free += block.bytes;
+            raise(&mut self.pending_free, block.bytes);
         }
     }
 }
 
 impl std::ops::AddAssign for Measures {
     fn add_assign(&mut self, other: Self) {
-        self.segments += other.segments;
-        self.active_blocks += other.active_blocks;
-        self.free_blocks += other.free_blocks;
-        self.reserved += other.reserved;
-        self.allocated += other.allocated;
-        self.active += other.active;
+        raise(&mut self.segments, other.segments);
+        raise(&mut self.active_blocks, other.active_blocks);
+        raise(&mut self.free_blocks, other.free_blocks);
+        raise(&mut self.reserved, other.reserved);
+        raise(&mut self.allocated, other.allocated);
+        raise(&mut self.active, other.active);
         self.requested = add(self.requested, other.requested);
-        self.pending_free += other.pending_free;
-        self.inactive += other.inactive;
-        self.releasable += other.releasable;
-        self.flushable += other.flushable;
-        self.stranded += other.stranded;
+        raise(&mut self.pending_free, other.pending_free);
+        raise(&mut self.inactive, other.inactive);
+        raise(&mut self.releasable, other.releasable);
+        raise(&mut self.flushable, other.flushable);
+        raise(&mut self.stranded, other.stranded);
         self.largest_free_block = self.largest_free_block.max(other.largest_free_block);
     }
 }
@@ -148,8 +148,8 @@ impl MapMeasures {
     fn add_segment(&mut self, segment: &Segment, settings: &Settings) {
         let row = self.pools.entry(segment.pool.clone()).or_default();
         let free = self.free.entry(segment.pool.clone()).or_default();
-        row.segments += 1;
-        row.reserved += segment.bytes;
+        raise(&mut row.segments, 1);
+        raise(&mut row.reserved, segment.bytes);
         for block in &segment.blocks {
             row.add_block(block);
             if block.is_active() {
@@ -160,9 +160,9 @@ impl MapMeasures {
                 None => releasable,
                 Some(_) => 0,
             };
-            row.releasable += releasable;
-            row.flushable += flushable;
-            row.stranded += block.bytes - releasable;
+            raise(&mut row.releasable, releasable);
+            raise(&mut row.flushable, flushable);
+            raise(&mut row.stranded, block.bytes - releasable);
             free.push(Free {
                 bytes: block.bytes,
                 flushable,
@@ -229,9 +229,9 @@ impl MapMeasures {
     ) -> Option<f64> {
         let rounded = rules::round(request, settings);
         let blocks = self.free.get(pool)?;
-        let free: u64 = blocks.iter().map(|block| block.bytes).sum();
+        let free = sum_of(blocks.iter());
         let usable = blocks.iter().filter(|block| block.bytes >= rounded);
-        let usable: u64 = usable.map(|block| block.bytes).sum();
+        let usable = sum_of(usable);
         ratio(free - usable, free)
     }
 
@@ -297,7 +297,16 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 }
 
 fn add(one: Option<u64>, other: Option<u64>) -> Option<u64> {
-    one.zip(other).map(|(one, other)| one + other)
+    one.zip(other).map(|(one, other)| one.saturating_add(other))
+}
+
+/// Sums stop at 2^64 - 1: a map that was never checked may claim more.
+fn raise(sum: &mut u64, by: u64) {
+    *sum = sum.saturating_add(by);
+}
+
+fn sum_of<'a>(blocks: impl Iterator<Item = &'a Free>) -> u64 {
+    blocks.fold(0, |sum, block| sum.saturating_add(block.bytes))
 }
 
 fn sum<'a>(rows: impl Iterator<Item = &'a Measures>) -> Measures {

@@ -10,6 +10,7 @@ mod daemon;
 mod framework;
 mod parquet;
 mod probes;
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ use crate::project::Project;
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
   cargo xtask bench framework        what tracing costs a pair of PyTorch's allocator
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
+  cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
 They need root and at least two CPUs, and a machine that is otherwise idle.")]
@@ -53,6 +55,8 @@ pub enum Name {
     Framework,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
+    /// Allocator events a second through the simulator.
+    Simulate,
 }
 
 /// Which values are good enough.
@@ -130,6 +134,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Agent => ("agent", agent::measure(project)?),
             Name::Framework => ("framework", framework::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
+            Name::Simulate => ("simulate", simulate::measure(project)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;

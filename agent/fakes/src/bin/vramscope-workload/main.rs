@@ -172,7 +172,7 @@ enum Scenario {
         #[arg(long, default_value_t = 0)]
         rate: u64,
         /// Different call stacks.
-        #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=65536))]
+        #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
         stacks: u64,
         /// Call the driver, not the runtime.
         #[arg(long)]
@@ -184,7 +184,7 @@ enum Scenario {
         #[arg(long, default_value_t = 1000)]
         count: u64,
         /// Different call stacks.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=65536))]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
         stacks: u64,
         /// Call the driver, not the runtime.
         #[arg(long)]

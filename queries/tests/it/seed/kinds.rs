@@ -1,7 +1,7 @@
 //! The third host of the seeded data: every kind of memory, operation, implicit end and loss
 //! that alpha and beta do not have.
 //!
-//! One card, GPU-E. Seconds as in [`crate::seed`].
+//! One card, GPU-E. Seconds as in [`super`].
 //!
 //! | seq | s | process | what |
 //! |---|---|---|---|
@@ -38,7 +38,7 @@
 
 use serde_json::{Value, json};
 
-use crate::seed::{alloc, at, event, free, merge, nanoseconds};
+use super::{alloc, at, event, free, merge, nanoseconds};
 
 const HOST: &str = "gamma";
 

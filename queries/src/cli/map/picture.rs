@@ -1,0 +1,268 @@
+//! What a map's colours and labels stand for: stacks by the function that people know them by, ages
+//! from young to old.
+
+use std::collections::{BTreeSet, HashMap};
+
+use arrow::array::{Array, AsArray, StructArray};
+use arrow::datatypes::Int32Type;
+use vramscope_model::map::BlockState;
+use vramscope_queries::session::Limits;
+
+use super::segments::Map;
+use crate::door::Door;
+use crate::rows::Row;
+
+/// Stacks that are asked for in one question.
+const STACKS_AT_ONCE: usize = 500;
+/// Stacks with a colour of their own; the others share one.
+pub const COLOURS: [&str; 12] = [
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7",
+    "#9c755f", "#8cd17d", "#3b6e8f", "#d37295",
+];
+pub const OTHER: &str = "#a3adb8";
+pub const UNKNOWN: &str = "#c9d0d8";
+/// From young to old (viridis).
+const AGES: [(u8, u8, u8); 6] = [
+    (253, 231, 37),
+    (122, 209, 81),
+    (34, 168, 132),
+    (42, 120, 142),
+    (65, 68, 135),
+    (68, 1, 84),
+];
+
+/// A stack as people are shown it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Name {
+    /// One function, with its place if it is known.
+    pub label: String,
+    /// The innermost functions of the program, outermost first.
+    pub path: String,
+}
+
+pub type Names = HashMap<i64, Name>;
+
+pub async fn names(door: &mut Door, limits: Limits, map: &Map) -> anyhow::Result<Names> {
+    let cells = map.segments.iter().flat_map(|segment| &segment.cells);
+    let ids: BTreeSet<i64> = cells.filter_map(|cell| cell.stack).collect();
+    let ids: Vec<i64> = ids.into_iter().collect();
+    let mut names = Names::new();
+    for some in ids.chunks(STACKS_AT_ONCE) {
+        let list: Vec<String> = some.iter().map(i64::to_string).collect();
+        let sql = format!(
+            "SELECT stack_id, frames FROM stacks WHERE stack_id IN ({})",
+            list.join(", ")
+        );
+        let rows = door.collect(&sql, limits).await?;
+        for row in rows.iter() {
+            if let Some(id) = row.number("stack_id")? {
+                names.insert(id, name(&frames(row)?));
+            }
+        }
+    }
+    Ok(names)
+}
+
+/// One frame, innermost first in a stack.
+#[derive(Debug, Clone, Default)]
+pub struct Frame {
+    pub kind: String,
+    pub function: String,
+    pub file: String,
+    pub line: Option<i32>,
+}
+
+fn frames(row: Row<'_>) -> anyhow::Result<Vec<Frame>> {
+    let Some(list) = row.list("frames")? else {
+        return Ok(Vec::new());
+    };
+    let Some(list) = list.as_any().downcast_ref::<StructArray>() else {
+        return Ok(Vec::new());
+    };
+    let text = |name: &str, index: usize| {
+        let column = list
+            .column_by_name(name)
+            .and_then(|column| column.as_string_opt::<i32>());
+        let column = column.filter(|column| !column.is_null(index));
+        column.map_or(String::new(), |column| column.value(index).to_string())
+    };
+    let line = |index: usize| {
+        let column = list
+            .column_by_name("line")
+            .and_then(|column| column.as_primitive_opt::<Int32Type>());
+        column
+            .filter(|column| !column.is_null(index))
+            .map(|column| column.value(index))
+    };
+    Ok((0..list.len())
+        .map(|index| Frame {
+            kind: text("kind", index),
+            function: text("function", index),
+            file: text("file", index),
+            line: line(index),
+        })
+        .collect())
+}
+
+/// A stack by the innermost function of the program itself: not of the framework, its allocator or the
+/// interpreter. Where there is none, the innermost of Python, else the innermost at all.
+pub fn name(frames: &[Frame]) -> Name {
+    let own: Vec<&Frame> = frames.iter().filter(|frame| is_own(frame)).collect();
+    let python = frames.iter().find(|frame| is_python(frame));
+    let chosen = own.first().copied().or(python).or(frames.first());
+    let label = chosen.map_or("no stack".to_string(), |frame| {
+        let file = frame.file.rsplit('/').next().unwrap_or_default();
+        match frame.line {
+            Some(line) if !file.is_empty() && line > 0 => {
+                format!("{} ({file}:{line})", frame.function)
+            }
+            _ => frame.function.clone(),
+        }
+    });
+    let shown = if own.is_empty() {
+        frames.iter().collect()
+    } else {
+        own
+    };
+    let mut path: Vec<&str> = shown
+        .iter()
+        .take(6)
+        .map(|frame| frame.function.as_str())
+        .collect();
+    path.reverse();
+    Name {
+        label: cut(&label, 90),
+        path: cut(&path.join(" > "), 240),
+    }
+}
+
+fn is_python(frame: &Frame) -> bool {
+    frame.kind == "python" || frame.file.ends_with(".py")
+}
+
+fn is_own(frame: &Frame) -> bool {
+    const INSIDE: [&str; 14] = [
+        "c10::",
+        "at::",
+        "torch::",
+        "caffe2::",
+        "cuda",
+        "cuMem",
+        "Py",
+        "_Py",
+        "void at::",
+        "std::",
+        "pybind11::",
+        "__libc",
+        "_start",
+        "main",
+    ];
+    if frame.function.is_empty()
+        || frame.function == "??"
+        || frame.function.starts_with('<') && !is_python(frame)
+    {
+        return false;
+    }
+    if is_python(frame) {
+        let file = &frame.file;
+        return !file.contains("/torch/")
+            && !file.contains("/site-packages/")
+            && !file.starts_with("<frozen");
+    }
+    // With a file of C or C++ that is no part of the program's own sources as far as we can tell.
+    !INSIDE
+        .iter()
+        .any(|prefix| frame.function.starts_with(prefix))
+        && !frame.function.contains("at::native")
+        && !frame.function.contains("torch::")
+        && frame.kind == "native"
+        && frame.file.is_empty()
+}
+
+/// At most so many characters.
+pub fn cut(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_string();
+    }
+    let kept: String = text.chars().take(most - 1).collect();
+    format!("{kept}…")
+}
+
+/// How much of a map each stack holds, most first: stack, bytes, blocks.
+pub fn by_stack(map: &Map) -> Vec<(Option<i64>, u64, usize)> {
+    let mut held: HashMap<Option<i64>, (u64, usize)> = HashMap::new();
+    for cell in map.segments.iter().flat_map(|segment| &segment.cells) {
+        if cell.state != BlockState::Inactive {
+            let entry = held.entry(cell.stack).or_default();
+            entry.0 += cell.bytes;
+            entry.1 += 1;
+        }
+    }
+    let mut held: Vec<(Option<i64>, u64, usize)> = held
+        .into_iter()
+        .map(|(stack, (bytes, blocks))| (stack, bytes, blocks))
+        .collect();
+    held.sort_by_key(|(stack, bytes, _)| (std::cmp::Reverse(*bytes), *stack));
+    held
+}
+
+/// The colour of an age, from the youngest (`0`) to the oldest (`1`) of a map.
+pub fn age_colour(share: f64) -> String {
+    let place = share.clamp(0.0, 1.0) * (AGES.len() - 1) as f64;
+    let index = (place as usize).min(AGES.len() - 2);
+    let part = place - index as f64;
+    let (from, to) = (AGES[index], AGES[index + 1]);
+    let mix = |from: u8, to: u8| {
+        (f64::from(from) + (f64::from(to) - f64::from(from)) * part).round() as u8
+    };
+    format!(
+        "#{:02x}{:02x}{:02x}",
+        mix(from.0, to.0),
+        mix(from.1, to.1),
+        mix(from.2, to.2)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: &str, function: &str, file: &str, line: i32) -> Frame {
+        Frame {
+            kind: kind.to_string(),
+            function: function.to_string(),
+            file: file.to_string(),
+            line: Some(line),
+        }
+    }
+
+    #[test]
+    fn a_stack_is_known_by_the_programs_own_innermost_function() {
+        let frames = [
+            frame("native", "c10::cuda::malloc", "", 0),
+            frame("native", "torch::empty", "a.cpp", 3),
+            frame(
+                "python",
+                "forward",
+                "/usr/lib/site-packages/torch/nn/linear.py",
+                5,
+            ),
+            frame("python", "attention", "/app/model.py", 42),
+            frame("python", "train", "/app/train.py", 7),
+        ];
+        let found = name(&frames);
+        assert_eq!(found.label, "attention (model.py:42)");
+        assert_eq!(found.path, "train > attention");
+        assert_eq!(name(&frames[..3]).label, "forward (linear.py:5)");
+        assert_eq!(name(&frames[..1]).label, "c10::cuda::malloc");
+        assert_eq!(name(&[]).label, "no stack");
+    }
+
+    #[test]
+    fn ages_go_from_yellow_to_purple() {
+        assert_eq!(age_colour(0.0), "#fde725");
+        assert_eq!(age_colour(1.0), "#440154");
+        assert_eq!(age_colour(0.2), "#7ad151");
+        assert_eq!(age_colour(7.0), "#440154");
+    }
+}

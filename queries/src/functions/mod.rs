@@ -1,0 +1,83 @@
+//! Functions that SQL needs and does not have, over the rules of `vramscope-model`: what a page of
+//! a KV pool wastes, how an allocator rounds a request, how much of its free memory a request
+//! cannot use, why an allocation failed.
+//!
+//! Invariants:
+//! - a NULL where a value is needed gives NULL; a negative number, which no size is, likewise;
+//! - no function reads or writes anything: they are immutable.
+
+mod ratio;
+mod scalar;
+
+use datafusion::prelude::SessionContext;
+
+/// A function as the reference describes it.
+#[derive(Debug, Clone, Copy)]
+pub struct Function {
+    /// Its name in SQL.
+    pub name: &'static str,
+    /// How it is called.
+    pub call: &'static str,
+    /// Type of what it returns.
+    pub returns: &'static str,
+    /// Whether it takes many rows to one value.
+    pub aggregate: bool,
+    /// What it returns, with units.
+    pub meaning: &'static str,
+    /// A query that shows it.
+    pub example: &'static str,
+}
+
+/// Every function, by name.
+pub const ALL: &[Function] = &[
+    Function {
+        name: "allocator_round",
+        call: "allocator_round(bytes [, settings])",
+        returns: "BIGINT",
+        aggregate: false,
+        meaning: "bytes of the block that PyTorch's allocator makes of a request: multiples of 512, or the steps of roundup_power2_divisions in settings (the text of PYTORCH_CUDA_ALLOC_CONF; what is not understood in it changes nothing)",
+        example: "SELECT allocator_round(1000), allocator_round(1200000, 'roundup_power2_divisions:4')",
+    },
+    Function {
+        name: "kv_page_waste",
+        call: "kv_page_waste(tokens, page)",
+        returns: "BIGINT",
+        aggregate: false,
+        meaning: "tokens' room that the last page of a sequence leaves empty, for a sequence of so many tokens in pages of so many tokens; NULL for pages of 0 tokens",
+        example: "SELECT kv_page_waste(418, 16)",
+    },
+    Function {
+        name: "kv_page_waste_ratio",
+        call: "kv_page_waste_ratio(tokens, page)",
+        returns: "DOUBLE",
+        aggregate: true,
+        meaning: "over many sequences: room left empty / room of all their pages, 0..1; sequences of unknown length are left out; NULL without any",
+        example: "SELECT kv_page_waste_ratio(prompt_tokens + output_tokens, 16) FROM requests",
+    },
+    Function {
+        name: "oom_class",
+        call: "oom_class(tried, driver_free, stranded, releasable, card_total, process_used, others_used, growth_at_least)",
+        returns: "VARCHAR",
+        aggregate: false,
+        meaning: "why an allocation failed: external process, driver refused, fragmentation, leak, capacity, or unknown where a number is missing that decides. Bytes; growth_at_least in bytes per request, NULL if not measured; others_used may be NULL where it follows from the rest",
+        example: "SELECT oom_class(2104533976, 1159641170, 1964947538, 0, NULL, NULL, NULL, NULL)",
+    },
+    Function {
+        name: "unusable_free_index",
+        call: "unusable_free_index(block_bytes, request)",
+        returns: "DOUBLE",
+        aggregate: true,
+        meaning: "over free blocks: bytes of those smaller than the request / bytes of all, 0 good, 1 bad (Linux's definition); request after rounding (allocator_round); NULL without free blocks, or without a request",
+        example: "SELECT unusable_free_index(bytes, allocator_round(20000000)) FROM memory_map WHERE state = 'inactive' AND is_newest",
+    },
+];
+
+/// Makes every function known to a session.
+pub fn register(session: &SessionContext) {
+    for function in scalar::all() {
+        session.register_udf(function);
+    }
+    for function in ratio::all() {
+        session.register_udaf(function);
+    }
+}

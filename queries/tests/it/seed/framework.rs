@@ -1,0 +1,589 @@
+//! The framework layer of the seeded data: host delta with processes that run PyTorch or fail
+//! without it, and an imported snapshot. Sizes in bytes unless they say MiB.
+//!
+//! | seq | s | process | what |
+//! |---|---|---|---|
+//! | 10, 11 | 0 | 401 | cuMemAlloc 20 MiB under cudaMalloc: segment S1 |
+//! | 12 | 0 | 401 | block of 4,000,256 (4,000,000 asked for) at the begin of S1, stack 41 |
+//! | 13 | 1 | 401 | block of 6 MiB behind it, stack 42 |
+//! | 14 | 2 | 401 | the first block is freed |
+//! | 15 | 3 | 401 | cuMemAlloc 2 MiB: segment S2 |
+//! | 17 | 3 | 401 | block of 1024 (1000 asked for) at the begin of S2, stack 43 |
+//! | 20 to 23 | 10 | 401 | cuMemAlloc of 20 MiB fails under cudaMalloc, twice |
+//! | 24 | 10 | 401 | … and PyTorch reports that it is out of memory, 8 MiB being free |
+//! | 30 | 20 | 401 | cuMemAlloc of 16 MiB fails … |
+//! | 32 | 20 | 401 | … and succeeds: segment S3 |
+//! | 33 | 20 | 401 | block of 15 MiB in S3, stack 41 |
+//! | 34 | 25 | 401 | it is freed |
+//! | 50 | 50 | 403 | cuMemAlloc of 5,000,000 fails while others hold most of GPU-F |
+//! | 60 | 60 | 404 | cuMemAlloc of 4 MiB fails while 6 MiB of GPU-H are free |
+//! | 61 | 61 | 404 | cuMemAlloc of 8 MiB fails |
+//! | 70 | 200 | 405 | PyTorch is out of memory; each request before left 5000 bytes behind |
+//!
+//! Maps: snapshot 9001 of process 401 at the failure (S1, S2), 9002 at second 30 (S1, S2, S3 and a
+//! pinned segment). A sample without a map: 9003 of process 402.
+//!
+//! The import, process 501, snapshot 9501: its trace begins when 2 MiB were reserved and 512 of
+//! them held; it ends with a block of 10,000,384 that waits for a stream.
+
+use serde_json::{Value, json};
+use vramscope_wire::Table;
+
+use super::{alloc, at, event, free, merge, nanoseconds};
+
+const HOST: &str = "delta";
+const IMPORT: &str = "snap.pickle";
+const MIB: i64 = 1 << 20;
+const S1: i64 = 0x7f00_0000_0000;
+const S2: i64 = 0x7f00_1000_0000;
+const S3: i64 = 0x7f00_2000_0000;
+/// Segments of the import.
+const A: i64 = 0x7e00_0000_0000;
+const B: i64 = 0x7e10_0000_0000;
+
+pub fn rows(table: Table) -> Vec<Value> {
+    match table {
+        Table::AllocEvents => [traced(), failures(), imported()].concat(),
+        Table::Stacks => stacks(),
+        Table::Processes => processes(),
+        Table::Devices => devices(),
+        Table::AllocatorSamples => samples(),
+        Table::Segments => segments(),
+        Table::Traffic => traffic(),
+        _ => Vec::new(),
+    }
+}
+
+fn on_card(process: i64, card: &str) -> Value {
+    json!({"gpu_uuid": card, "device": 0, "pid": 3600 + process, "tid": 3600 + process})
+}
+
+fn of_401(more: Value) -> Value {
+    merge(on_card(401, "GPU-F"), more)
+}
+
+/// A block's row, with the allocator's own totals after it.
+fn block(totals: [i64; 2], segment: i64, more: Value) -> Value {
+    let framework = json!({
+        "layer": "framework", "source": "usdt", "memory_kind": "framework_block", "stream": 0,
+        "segment_address": segment, "allocator_allocated_bytes": totals[0],
+        "allocator_reserved_bytes": totals[1],
+    });
+    of_401(merge(framework, more))
+}
+
+fn refused(process: i64, seq: i64, s: i64, bytes: i64, over: Value) -> Value {
+    let failed = json!({
+        "result": 2, "bytes": 0, "requested_bytes": bytes, "address": null, "counted": false,
+    });
+    alloc(HOST, process, seq, s, bytes, 41, merge(failed, over))
+}
+
+fn traced() -> Vec<Value> {
+    let call = |over: Value| of_401(over);
+    let runtime = json!({"layer": "runtime", "api": "cudaMalloc", "counted": false});
+    let under = |seq: i64| json!({"parent_seq": seq});
+    let gives = json!({"api": "pytorch:malloc"});
+    let takes = json!({"api": "pytorch:free"});
+    let at_address = |address: i64, requested: i64| {
+        merge(
+            gives.clone(),
+            json!({"address": address, "requested_bytes": requested}),
+        )
+    };
+    let failed_call = |seq: i64, over: Value| refused(401, seq, 10, 20 * MIB, call(over));
+    vec![
+        alloc(
+            HOST,
+            401,
+            10,
+            0,
+            20 * MIB,
+            41,
+            call(merge(under(11), json!({"address": S1}))),
+        ),
+        alloc(
+            HOST,
+            401,
+            11,
+            0,
+            20 * MIB,
+            41,
+            call(merge(runtime.clone(), json!({"address": S1}))),
+        ),
+        alloc(
+            HOST,
+            401,
+            12,
+            0,
+            4_000_256,
+            41,
+            block([4_000_256, 20 * MIB], S1, at_address(S1, 4_000_000)),
+        ),
+        alloc(
+            HOST,
+            401,
+            13,
+            1,
+            6 * MIB,
+            42,
+            block(
+                [10_291_712, 20 * MIB],
+                S1,
+                at_address(S1 + 4_000_256, 6 * MIB),
+            ),
+        ),
+        free(
+            HOST,
+            401,
+            14,
+            2,
+            12,
+            4_000_256,
+            block(
+                [6 * MIB, 20 * MIB],
+                S1,
+                merge(takes.clone(), json!({"address": S1, "alloc_stack_id": 41})),
+            ),
+        ),
+        alloc(HOST, 401, 15, 3, 2 * MIB, 43, call(json!({"address": S2}))),
+        alloc(
+            HOST,
+            401,
+            17,
+            3,
+            1024,
+            43,
+            block([6_292_480, 22 * MIB], S2, at_address(S2, 1000)),
+        ),
+        failed_call(20, under(21)),
+        failed_call(21, runtime.clone()),
+        failed_call(22, under(23)),
+        failed_call(23, runtime),
+        event(
+            HOST,
+            401,
+            24,
+            10,
+            block(
+                [6_292_480, 22 * MIB],
+                0,
+                json!({
+            "op": "oom", "api": "c10::reportOutOfMemoryToProfiler", "memory_kind": null, "bytes": 0,
+            "requested_bytes": 20 * MIB, "result": null, "device_free_bytes": 8 * MIB, "stack_id": 42,
+            "counted": false, "segment_address": null}),
+            ),
+        ),
+        refused(401, 30, 20, 16 * MIB, call(json!({}))),
+        alloc(
+            HOST,
+            401,
+            32,
+            20,
+            16 * MIB,
+            41,
+            call(json!({"address": S3})),
+        ),
+        alloc(
+            HOST,
+            401,
+            33,
+            20,
+            15 * MIB,
+            41,
+            block([22_021_120, 38 * MIB], S3, at_address(S3, 15 * MIB)),
+        ),
+        free(
+            HOST,
+            401,
+            34,
+            25,
+            33,
+            15 * MIB,
+            block(
+                [6_292_480, 38 * MIB],
+                S3,
+                merge(takes, json!({"address": S3, "alloc_stack_id": 41})),
+            ),
+        ),
+    ]
+}
+
+fn failures() -> Vec<Value> {
+    vec![
+        refused(403, 50, 50, 5_000_000, on_card(403, "GPU-F")),
+        refused(404, 60, 60, 4 * MIB, on_card(404, "GPU-H")),
+        refused(404, 61, 61, 8 * MIB, on_card(404, "GPU-H")),
+        event(
+            HOST,
+            405,
+            70,
+            200,
+            merge(
+                on_card(405, "GPU-I"),
+                json!({
+            "layer": "framework", "source": "usdt", "op": "oom", "api": "c10::reportOutOfMemoryToProfiler",
+            "bytes": 0, "requested_bytes": 8 * MIB, "result": null, "device_free_bytes": MIB,
+            "allocator_allocated_bytes": 2 * MIB, "allocator_reserved_bytes": 2 * MIB, "stack_id": 42,
+            "counted": false}),
+            ),
+        ),
+    ]
+}
+
+fn imported() -> Vec<Value> {
+    let row = |seq: i64, s: i64, action: &str, op: &str, bytes: i64, over: Value| {
+        let base = json!({
+            "layer": "framework", "source": "import", "api": action, "op": op, "boot_id": "",
+            "memory_kind": "framework_block", "bytes": bytes, "device": 0, "pid": 0, "tid": null,
+            "stream": 0, "agent_id": "import", "stack_id": 51, "result": null,
+        });
+        event(IMPORT, 501, seq, s, merge(base, over))
+    };
+    let not_counted = json!({"counted": false});
+    vec![
+        row(
+            1,
+            0,
+            "alloc",
+            "alloc",
+            1024,
+            json!({"requested_bytes": 600, "address": A + 512}),
+        ),
+        row(
+            2,
+            1,
+            "free_requested",
+            "free",
+            1024,
+            json!({"address": A + 512, "alloc_seq": 1, "alloc_stack_id": 51}),
+        ),
+        row(
+            3,
+            2,
+            "free_completed",
+            "free",
+            1024,
+            merge(not_counted.clone(), json!({"address": A + 512})),
+        ),
+        row(
+            4,
+            3,
+            "segment_map",
+            "alloc",
+            20 * MIB,
+            json!({"memory_kind": "vmm_physical", "address": B}),
+        ),
+        row(
+            5,
+            4,
+            "alloc",
+            "alloc",
+            10_000_384,
+            json!({"requested_bytes": 10_000_000, "address": B}),
+        ),
+        row(
+            6,
+            5,
+            "oom",
+            "oom",
+            0,
+            merge(
+                not_counted,
+                json!({
+            "memory_kind": null, "requested_bytes": 50_000_000, "device_free_bytes": 1000}),
+            ),
+        ),
+        row(
+            7,
+            6,
+            "free_requested",
+            "free",
+            10_000_384,
+            json!({"address": B, "alloc_seq": 5, "alloc_stack_id": 51}),
+        ),
+    ]
+}
+
+fn stacks() -> Vec<Value> {
+    let stack = |id: i64, folded: &str| {
+        let frames: Vec<Value> = folded
+            .rsplit(';')
+            .map(|function| json!({"kind": "python", "file": "/app/train.py", "line": 7, "function": function}))
+            .collect();
+        json!({"stack_id": id, "frames": frames, "folded": folded, "agent_id": "agent-delta", "batch_seq": 2})
+    };
+    vec![
+        stack(41, "main;forward;matmul"),
+        stack(42, "main;forward;attention"),
+        stack(43, "main;optimizer"),
+        stack(51, "<module>;train;loss"),
+        stack(52, "<module>;train;load"),
+    ]
+}
+
+fn processes() -> Vec<Value> {
+    let process = |host: &str, id: i64, over: Value| {
+        let row = json!({
+            "ts": at(1), "ts_ns": nanoseconds(1), "host": host, "boot_id": "boot", "process_id": id,
+            "pid": 3600 + id, "coverage": [], "agent_id": "agent-delta", "batch_seq": 3,
+        });
+        merge(row, over)
+    };
+    let pytorch = json!({"framework": "pytorch"});
+    vec![
+        process(
+            HOST,
+            401,
+            json!({
+            "framework": "pytorch", "framework_version": "2.15.0", "exe": "/usr/bin/python3.12",
+            "pod": "trainer-1", "namespace": "ml"}),
+        ),
+        process(HOST, 402, pytorch.clone()),
+        process(HOST, 403, json!({})),
+        process(HOST, 404, json!({})),
+        process(HOST, 405, pytorch),
+        process(
+            IMPORT,
+            501,
+            json!({"framework": "pytorch", "boot_id": "", "pid": 0, "agent_id": "import"}),
+        ),
+    ]
+}
+
+fn devices() -> Vec<Value> {
+    let sample = |card: &str, index: i64, s: i64, total: i64, free: i64, used: &[(i64, i64)]| {
+        let listed: Vec<Value> = used
+            .iter()
+            .map(|(process, bytes)| {
+                let known = (*process > 0).then_some(process);
+                json!({"pid": 3600 + process, "process_id": known, "used_bytes": bytes * MIB})
+            })
+            .collect();
+        json!({
+            "ts": at(s), "ts_ns": nanoseconds(s), "host": HOST, "gpu_uuid": card, "device": index,
+            "total_bytes": total * MIB, "used_bytes": (total - free) * MIB, "free_bytes": free * MIB,
+            "processes": listed, "agent_id": "agent-delta", "batch_seq": 5,
+        })
+    };
+    vec![
+        sample("GPU-F", 0, 5, 64, 10, &[(401, 24), (0, 30)]),
+        sample("GPU-F", 0, 45, 64, 4, &[(401, 40), (403, 2), (0, 18)]),
+        sample("GPU-H", 1, 45, 16, 6, &[(404, 10)]),
+    ]
+}
+
+fn key(host: &str, process: i64, s: i64, snapshot: i64, over: Value) -> Value {
+    let row = json!({
+        "ts": at(s), "ts_ns": nanoseconds(s), "host": host, "boot_id": "boot", "process_id": process,
+        "pid": 3600 + process, "device": 0, "framework": "pytorch", "source": "usdt", "reason": "window",
+        "snapshot_id": snapshot, "agent_id": "agent-delta", "batch_seq": 9,
+    });
+    merge(row, over)
+}
+
+/// Who and when of snapshot 9001, 9002 and 9501.
+fn when(snapshot: i64) -> Value {
+    match snapshot {
+        9001 => key(
+            HOST,
+            401,
+            10,
+            9001,
+            json!({"gpu_uuid": "GPU-F", "reason": "oom"}),
+        ),
+        9002 => key(HOST, 401, 30, 9002, json!({"gpu_uuid": "GPU-F"})),
+        _ => key(
+            IMPORT,
+            501,
+            10,
+            9501,
+            json!({
+            "source": "import", "reason": "import", "boot_id": "", "pid": 0, "agent_id": "import"}),
+        ),
+    }
+}
+
+fn samples() -> Vec<Value> {
+    let mut rows = vec![
+        merge(
+            when(9001),
+            json!({
+            "allocated_bytes": 6_292_480, "reserved_bytes": 22 * MIB, "requested_bytes": 6_292_456,
+            "peak_allocated_bytes": 10_291_712, "peak_reserved_bytes": 22 * MIB, "retries": 1, "ooms": 1,
+            "largest_free_block_bytes": 10_679_808, "releasable_bytes": 0, "stranded_bytes": 16_776_192,
+            "segment_count": 2, "block_count": 2, "device_free_bytes": 8 * MIB, "tried_bytes": 20 * MIB,
+            "lossy": false}),
+        ),
+        merge(
+            when(9002),
+            json!({
+            "allocated_bytes": 6_292_480, "reserved_bytes": 38 * MIB, "requested_bytes": 6_292_456,
+            "peak_allocated_bytes": 22_021_120, "peak_reserved_bytes": 38 * MIB, "retries": 2, "ooms": 1,
+            "largest_free_block_bytes": 16 * MIB, "releasable_bytes": 16 * MIB,
+            "stranded_bytes": 16_776_192, "segment_count": 3, "block_count": 2,
+            "device_free_bytes": 4 * MIB, "lossy": false}),
+        ),
+        key(
+            HOST,
+            402,
+            40,
+            9003,
+            json!({
+            "gpu_uuid": "GPU-F", "allocated_bytes": 512, "reserved_bytes": 2 * MIB, "requested_bytes": 100,
+            "largest_free_block_bytes": 2_096_640, "releasable_bytes": 0, "stranded_bytes": 2_096_640,
+            "segment_count": 1, "block_count": 1, "lossy": true}),
+        ),
+        merge(
+            when(9501),
+            json!({
+            "allocated_bytes": 512, "reserved_bytes": 22 * MIB, "active_bytes": 10_000_896,
+            "requested_bytes": 400, "largest_free_block_bytes": 10_971_136, "releasable_bytes": 0,
+            "stranded_bytes": 13_067_776, "segment_count": 2, "block_count": 1, "lossy": false}),
+        ),
+    ];
+    // Twelve samples of a process that keeps 5000 bytes of each request, from second 100 on.
+    rows.extend((0..12).map(|index| {
+        let allocated = 1_000_000 + 5000 * 10 * index;
+        key(
+            HOST,
+            405,
+            100 + 5 * index,
+            9100 + index,
+            json!({
+            "gpu_uuid": "GPU-I", "allocated_bytes": allocated, "reserved_bytes": 2 * MIB,
+            "releasable_bytes": 0, "stranded_bytes": 2 * MIB - allocated,
+            "largest_free_block_bytes": 2 * MIB - allocated, "segment_count": 1, "lossy": false}),
+        )
+    }));
+    rows
+}
+
+fn segment(snapshot: i64, bounds: [i64; 2], blocks: &[Value], over: Value) -> Value {
+    let [address, bytes] = bounds;
+    let sum = |states: &[&str], column: &str| -> i64 {
+        let chosen = blocks
+            .iter()
+            .filter(|block| states.contains(&block["state"].as_str().unwrap()));
+        chosen
+            .map(|block| block[column].as_i64().unwrap_or(0))
+            .sum()
+    };
+    let row = json!({
+        "memory_kind": "device", "pool": "default", "segment_type": "large", "stream": 0,
+        "expandable": false, "address": address, "bytes": bytes,
+        "allocated_bytes": sum(&["active_allocated"], "bytes"),
+        "requested_bytes": sum(&["active_allocated"], "requested_bytes"), "blocks": blocks,
+    });
+    merge(merge(when(snapshot), row), over)
+}
+
+fn gap(address: i64, bytes: i64) -> Value {
+    json!({"address": address, "bytes": bytes, "requested_bytes": null, "state": "inactive",
+        "stack_id": null, "allocated_ts_ns": null, "alloc_seq": null})
+}
+
+/// `made`: stack, second, seq.
+fn live(address: i64, bytes: i64, requested: i64, made: [i64; 3]) -> Value {
+    json!({"address": address, "bytes": bytes, "requested_bytes": requested, "state": "active_allocated",
+        "stack_id": made[0], "allocated_ts_ns": nanoseconds(made[1]), "alloc_seq": made[2]})
+}
+
+fn segments() -> Vec<Value> {
+    let first = [
+        gap(S1, 4_000_256),
+        live(S1 + 4_000_256, 6 * MIB, 6 * MIB, [42, 1, 13]),
+        gap(S1 + 10_291_712, 10_679_808),
+    ];
+    let second = [live(S2, 1024, 1000, [43, 3, 17]), gap(S2 + 1024, 2_096_128)];
+    let held = |largest: i64, stranded: i64, more: Value| {
+        merge(
+            json!({"largest_free_block_bytes": largest, "releasable_bytes": 0, "stranded_bytes": stranded}),
+            more,
+        )
+    };
+    let s1 = |snapshot| {
+        segment(
+            snapshot,
+            [S1, 20 * MIB],
+            &first,
+            held(10_679_808, 14_680_064, json!({"stack_id": 41})),
+        )
+    };
+    let s2 = |snapshot| {
+        segment(
+            snapshot,
+            [S2, 2 * MIB],
+            &second,
+            held(2_096_128, 2_096_128, json!({"segment_type": "small"})),
+        )
+    };
+    let idle = json!({"largest_free_block_bytes": 16 * MIB, "releasable_bytes": 16 * MIB, "stranded_bytes": 0});
+    let pinned = json!({
+        "memory_kind": "pinned_host", "device": null, "gpu_uuid": null, "stream": null, "segment_type": null,
+        "largest_free_block_bytes": 4096, "releasable_bytes": 4096, "stranded_bytes": 0});
+    let pending = merge(
+        live(B, 10_000_384, 10_000_000, [51, 4, 5]),
+        json!({"state": "active_pending_free"}),
+    );
+    vec![
+        s1(9001),
+        s2(9001),
+        s1(9002),
+        s2(9002),
+        segment(9002, [S3, 16 * MIB], &[gap(S3, 16 * MIB)], idle),
+        segment(9002, [0x5000_0000, 4096], &[gap(0x5000_0000, 4096)], pinned),
+        segment(
+            9501,
+            [A, 2 * MIB],
+            &[live(A, 512, 400, [52, -90, 0]), gap(A + 512, 2_096_640)],
+            held(
+                2_096_640,
+                2_096_640,
+                json!({"segment_type": "small", "active_bytes": 512}),
+            ),
+        ),
+        segment(
+            9501,
+            [B, 20 * MIB],
+            &[pending, gap(B + 10_000_384, 10_971_136)],
+            held(
+                10_971_136,
+                10_971_136,
+                json!({
+                "memory_kind": "vmm_physical", "expandable": true, "active_bytes": 10_000_384,
+                "pool": "(0, 1)"}),
+            ),
+        ),
+    ]
+}
+
+/// The engine of process 405 counts its pages; from its eleventh sample on ten are missing, and
+/// one was for a moment. A second pool is sound; a third sample does not name its pages.
+fn traffic() -> Vec<Value> {
+    let sample = |s: i64, over: Value| {
+        let row = json!({
+            "ts": at(s), "ts_ns": nanoseconds(s), "host": HOST, "boot_id": "boot", "engine": "vllm",
+            "agent_id": "agent-delta", "batch_seq": 10,
+        });
+        merge(row, over)
+    };
+    let mut rows: Vec<Value> = (0..12)
+        .map(|index| {
+            let free = match index {
+                8 => 99,
+                10 | 11 => 90,
+                _ => 100,
+            };
+            sample(99 + 5 * index, json!({
+                "process_id": 405, "pid": 4005, "completed_total": 10 * index, "kv_page_tokens": 16,
+                "kv_total_pages": 1000, "kv_used_pages": 600, "kv_cached_pages": 300, "kv_free_pages": free}))
+        })
+        .collect();
+    rows.push(sample(100, json!({
+        "endpoint": "http://127.0.0.1:8001", "engine": "sglang", "kv_total_pages": 50, "kv_used_pages": 20,
+        "kv_cached_pages": 20, "kv_free_pages": 10})));
+    rows.push(sample(101, json!({
+        "endpoint": "http://127.0.0.1:8001", "engine": "sglang", "running": 3, "kv_total_pages": 50})));
+    rows
+}
