@@ -244,7 +244,9 @@ impl<'a> Daemon<'a> {
         let pins = format!("/sys/fs/bpf/vramscope-torch-{}", std::process::id());
         let mut child = run
             .agent("serve")
-            .args(["--pin-path", &pins, "--flush-interval", "100ms", "--spool"])
+            .args(["--pin-path", &pins, "--flush-interval", "100ms"])
+            // Raw events into the spool as well, where they are read.
+            .args(["--framework-events", "always", "--spool"])
             .arg(run.path("spool"))
             .stdout(Stdio::piped())
             .stderr(std::fs::File::create(run.path("agent-errors")).unwrap())
