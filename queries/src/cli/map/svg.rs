@@ -24,8 +24,6 @@ const ROOM: f64 = WIDTH - 2.0 * MARGIN;
 const ROW: f64 = 18.0;
 const ROW_STEP: f64 = 24.0;
 const GAP: f64 = 4.0;
-/// Rows of one pool: a scale is chosen that fits it into about so many.
-const ROWS: f64 = 48.0;
 /// Shapes of the whole picture.
 const MOST_SHAPES: usize = 15_000;
 /// Segments that are drawn; of more, those with the most bytes.
@@ -59,6 +57,8 @@ struct Drawing<'a> {
     color: Color,
     /// Stacks with a colour of their own, most bytes first.
     stacks: Vec<(Option<i64>, u64, usize)>,
+    /// Fills of blocks: each is written once, as a class.
+    fills: Vec<String>,
     oldest: f64,
     out: String,
     y: f64,
@@ -78,6 +78,7 @@ pub fn draw(moment: &Moment, fall: &Waterfall, map: &Map, names: &Names, color: 
         names,
         color,
         stacks: picture::by_stack(map),
+        fills: Vec::new(),
         oldest,
         out: String::new(),
         y: 0.0,
@@ -87,9 +88,13 @@ pub fn draw(moment: &Moment, fall: &Waterfall, map: &Map, names: &Names, color: 
     drawing.legend();
     drawing.pools();
     let height = drawing.y + MARGIN;
+    let fills = drawing.fills.iter().enumerate();
+    let fills: String = fills
+        .map(|(index, fill)| format!(".c{index}{{fill:{fill}}}"))
+        .collect();
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" height=\"{height:.0}\" role=\"img\">\
-<title>{}</title><style>{STYLE}</style><defs>{PATTERNS}</defs>\
+<title>{}</title><style>{STYLE}{fills}</style><defs>{PATTERNS}</defs>\
 <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{}</svg>\n",
         escaped(&format!("Address map of {}", moment.title())),
         drawing.out
@@ -152,7 +157,11 @@ impl Drawing<'_> {
                 "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"{width:.1}\" height=\"16\" rx=\"2\" fill=\"{fill}\"/>",
                 y + 2.0
             );
-            self.words("n", left + BAR + 14.0, y + 14.0, &layer.note);
+            let note = layer
+                .note
+                .strip_prefix("not known: ")
+                .unwrap_or(&layer.note);
+            self.words("n", left + BAR + 14.0, y + 14.0, note);
             self.y += 22.0;
         }
         let mut figures = Vec::new();
@@ -233,7 +242,7 @@ impl Drawing<'_> {
             let fill = self.stack_colour(*stack);
             let name = stack.and_then(|stack| self.names.get(&stack));
             let label = name
-                .map_or("no stack", |name| name.label.as_str())
+                .map_or("stack not recorded", |name| name.label.as_str())
                 .to_string();
             let path = name.map_or(String::new(), |name| name.path.clone());
             let _ = write!(self.out, "<g><title>{}</title>", escaped(&path));
@@ -326,7 +335,8 @@ impl Drawing<'_> {
                 } else {
                     0.0
                 };
-                picture::age_colour(share)
+                // In steps too fine to see, so that few classes do.
+                picture::age_colour((share * 64.0).round() / 64.0)
             }
         }
     }
@@ -455,12 +465,12 @@ impl Drawing<'_> {
             escaped(&text)
         );
         for piece in pieces(segment, width, least) {
-            self.piece(segment, &piece);
+            self.piece(&piece);
         }
         self.out.push_str("</g>\n");
     }
 
-    fn piece(&mut self, segment: &Shown, piece: &Piece<'_>) {
+    fn piece(&mut self, piece: &Piece<'_>) {
         let used: u64 = piece
             .cells
             .iter()
@@ -482,7 +492,7 @@ impl Drawing<'_> {
             ),
         };
         let text = match piece.cells {
-            [cell] => self.told(segment, cell),
+            [cell] => self.told(cell),
             many => {
                 let blocks = many
                     .iter()
@@ -504,12 +514,16 @@ impl Drawing<'_> {
         } else {
             String::new()
         };
-        let _ = writeln!(
-            self.out,
-            "<rect class=\"b\" x=\"{:.1}\" y=\"1\" width=\"{:.1}\" height=\"{}\" fill=\"{fill}\"{opacity}><title>{}</title></rect>",
+        let (from, width, height) = (
             piece.from + inset,
             (piece.width - 2.0 * inset).max(0.3),
             ROW - 2.0,
+        );
+        let shape = format!("d=\"M{from:.1} 1h{width:.1}v{height}h-{width:.1}z\"");
+        let class = self.class(fill);
+        let _ = writeln!(
+            self.out,
+            "<path class=\"b c{class}\" {shape}{opacity}><title>{}</title></path>",
             escaped(&text)
         );
         if piece
@@ -519,20 +533,21 @@ impl Drawing<'_> {
         {
             let _ = writeln!(
                 self.out,
-                "<rect x=\"{:.1}\" y=\"1\" width=\"{:.1}\" height=\"{}\" fill=\"url(#pending)\" pointer-events=\"none\"/>",
-                piece.from,
-                piece.width,
-                ROW - 2.0
+                "<path {shape} fill=\"url(#pending)\" pointer-events=\"none\"/>"
             );
         }
     }
 
-    fn told(&self, segment: &Shown, cell: &Cell) -> String {
-        let place = format!(
-            "at {:#x} (+{})",
-            cell.address,
-            size(cell.address.saturating_sub(segment.address))
-        );
+    fn class(&mut self, fill: String) -> usize {
+        let known = self.fills.iter().position(|known| *known == fill);
+        known.unwrap_or_else(|| {
+            self.fills.push(fill);
+            self.fills.len() - 1
+        })
+    }
+
+    fn told(&self, cell: &Cell) -> String {
+        let place = format!("at {:#x}", cell.address);
         if cell.state == BlockState::Inactive {
             return format!("free {} {place}", size(cell.bytes));
         }
@@ -554,7 +569,8 @@ impl Drawing<'_> {
     }
 }
 
-/// Points a byte of a pool: the largest segment fits the room, and all fit about [`ROWS`] rows.
+/// Points a byte of a pool. Its rows grow with the root of its segments, so that few large segments and
+/// many small ones both stay readable, and the largest segment is a whole part of a row, so that rows fill.
 fn scale(group: &[&Shown]) -> f64 {
     let largest = group
         .iter()
@@ -563,7 +579,10 @@ fn scale(group: &[&Shown]) -> f64 {
         .unwrap_or(1)
         .max(1) as f64;
     let all: f64 = group.iter().map(|segment| segment.bytes as f64).sum();
-    (ROOM / largest).min(ROWS * ROOM / all.max(1.0))
+    let rows = (2.0 * (group.len() as f64).sqrt()).ceil();
+    let a_row = (all / rows).max(largest);
+    let parts = (a_row / largest).round().max(1.0);
+    (ROOM - (parts - 1.0) * GAP) / parts / largest
 }
 
 fn shown_width(segment: &Shown, scale: f64) -> f64 {
@@ -697,7 +716,7 @@ mod tests {
         };
         for color in [Color::Stack, Color::Age] {
             let drawing = draw(&moment(), &Waterfall::default(), &map, &Names::new(), color);
-            let shapes = drawing.matches("<rect").count();
+            let shapes = drawing.matches("<rect").count() + drawing.matches("<path").count();
             assert!(shapes < MOST_SHAPES + 200, "{shapes} shapes");
             assert!(drawing.len() < 4 << 20, "{} bytes", drawing.len());
             assert!(drawing.contains("drawn together"));
@@ -716,8 +735,8 @@ mod tests {
             &Names::new(),
             Color::Stack,
         );
-        assert_eq!(drawing.matches("class=\"b\"").count(), 8);
-        assert!(drawing.contains("free 1.00 MiB at 0x10000100000 (+1.00 MiB)"));
+        assert_eq!(drawing.matches("class=\"b ").count(), 8);
+        assert!(drawing.contains("free 1.00 MiB at 0x10000100000"));
         assert!(drawing.contains("&lt;host&gt; &amp; &quot;co&quot;"));
         assert!(!drawing.contains("<host>"));
     }
