@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use crate::host::safety::SeccompRule;
+use crate::recorder::Travel;
 
 /// A span of time as people write it: `500ms`, `10s`, `2min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,6 +159,12 @@ impl ToToml for PathBuf {
     }
 }
 
+impl ToToml for Travel {
+    fn to_toml(&self) -> String {
+        self.to_string().to_toml()
+    }
+}
+
 impl ToToml for SeccompRule {
     fn to_toml(&self) -> String {
         self.to_string().to_toml()
@@ -280,6 +287,19 @@ configuration! {
     seccomp_processes: SeccompRule = SeccompRule::Auto, "VRAMSCOPE_SECCOMP_PROCESSES";
     /// Read debug information for files and lines; takes seconds for large libraries.
     debug_symbols: bool = false, "VRAMSCOPE_DEBUG_SYMBOLS";
+    /// What becomes of raw events of frameworks (their roll-ups always travel): triggered: they are
+    /// recorded on this host, and spans of them travel at an OOM, a failed allocation, or when the
+    /// collector asks; always: they travel as all others do; never: they are recorded and stay.
+    framework_events: Travel = Travel::Triggered, "VRAMSCOPE_FRAMEWORK_EVENTS";
+    /// What recorded framework events may take on the disk, below the spool and beside
+    /// spool_limit; the oldest are overwritten. 0B: none are recorded.
+    recorder_bytes: Bytes = Bytes(1 << 30), "VRAMSCOPE_RECORDER_BYTES";
+    /// After how many minutes recorded events are overwritten, however few. 0: none are recorded.
+    recorder_minutes: usize = 30, "VRAMSCOPE_RECORDER_MINUTES";
+    /// How much from before an OOM or a failed allocation travels.
+    recorder_before: Span = Span(Duration::from_secs(60)), "VRAMSCOPE_RECORDER_BEFORE";
+    /// How much from after it travels.
+    recorder_after: Span = Span(Duration::from_secs(10)), "VRAMSCOPE_RECORDER_AFTER";
     /// Folder to read PCI devices' NUMA nodes from.
     sysfs: PathBuf = "/sys".into(), "VRAMSCOPE_SYSFS";
     optional:

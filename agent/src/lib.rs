@@ -3,7 +3,8 @@
 //!
 //! One event's way through the modules: [`probes`] → [`ledger`] → [`stacks`] → [`spool`] →
 //! [`ship`]; [`host`] answers questions about processes and cards on the way, [`engine`] is the
-//! loop that moves events along, and [`output`] is where a flush becomes durable. [`serve`] and
+//! loop that moves events along, and [`output`] is where a flush becomes durable. Raw framework
+//! events wait in the [`recorder`] until something asks for them. [`serve`] and
 //! [`trace`] are the two ways to run it.
 
 pub mod config;
@@ -14,6 +15,7 @@ pub mod inspect;
 pub mod ledger;
 pub mod output;
 pub mod probes;
+pub mod recorder;
 pub mod serve;
 pub mod ship;
 pub mod spool;

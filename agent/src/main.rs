@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use vramscope_agent::config::{Config, Settings};
 use vramscope_agent::host::switch;
 use vramscope_agent::probes::preflight;
+use vramscope_agent::recorder::view;
 use vramscope_agent::trace::Job;
 use vramscope_agent::{dump, inspect, serve, status, trace};
 
@@ -76,6 +77,14 @@ enum Cmd {
         #[arg(long)]
         json: bool,
     },
+    /// Show and export raw framework events that the flight recorder of this host holds.
+    #[command(
+        after_help = "Examples:\n  vramscope-agent recorder list\n  vramscope-agent recorder list --process pid:4711 --from 10min --json\n  vramscope-agent recorder export --process pid:4711 --from 10min -o span1\n  vramscope sql --data span1 -c 'SELECT op, count(*) FROM alloc_events GROUP BY op'\n\nOnly reads; an agent may run meanwhile. --spool names its spool."
+    )]
+    Recorder {
+        #[command(subcommand)]
+        what: RecorderCmd,
+    },
     /// Show what would be hooked in a library or program, and which USDT probes it has.
     #[command(
         after_help = "Examples:\n  vramscope-agent inspect /usr/lib/x86_64-linux-gnu/libcuda.so.1\n  vramscope-agent inspect --json libc10_cuda.so\n\nNeeds no root and touches no process."
@@ -107,6 +116,29 @@ enum Cmd {
     },
     #[command(hide = true, name = preflight::CHILD)]
     PreflightChild { forbid: u32 },
+}
+
+#[derive(Subcommand)]
+enum RecorderCmd {
+    /// List what is recorded by process, what was overwritten, and which spans travelled.
+    List {
+        #[command(flatten)]
+        wanted: view::Wanted,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write the rows of a span and their stacks as a trace's folder.
+    Export {
+        #[command(flatten)]
+        wanted: view::Wanted,
+        /// Folder to write; must be new or empty.
+        #[arg(short, long, value_name = "DIR")]
+        output: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 const EXAMPLES: &str = "Examples:
@@ -156,7 +188,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     }
     let Some(command) = arguments.command else {
         anyhow::bail!(
-            "say what to do: serve, trace, rows, status, inspect, off, on or detach; see --help"
+            "say what to do: serve, trace, rows, status, recorder, inspect, off, on or detach; see --help"
         );
     };
     match command {
@@ -229,6 +261,28 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 print!("{}", inspect::text(&found));
             }
         }
+        Cmd::Recorder { what } => match what {
+            RecorderCmd::List { wanted, json } => {
+                let listing = view::list(&config.spool, &wanted)?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&listing)?);
+                } else {
+                    print!("{}", view::text(&listing));
+                }
+            }
+            RecorderCmd::Export {
+                wanted,
+                output,
+                json,
+            } => {
+                let exported = view::export(&config.spool, &wanted, &output)?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&exported)?);
+                } else {
+                    print!("{}", view::export_text(&exported));
+                }
+            }
+        },
         Cmd::Detach => {
             let found = serve::detach(&config.pin_path)?;
             let path = config.pin_path.display();

@@ -13,6 +13,7 @@ use crate::host::discovery::Discovery;
 use crate::host::identity::Host;
 use crate::ledger::Ledger;
 use crate::probes::order::Waiting;
+use crate::recorder::{Carrier, Recorder, Taken};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal, State};
 use crate::spool::requeue;
@@ -62,6 +63,10 @@ pub struct Dropped {
     pub stacks: Vec<i64>,
     /// Not even a window's row can be written now: let the window go on.
     pub window_waits: bool,
+    /// Rows by cause of which the flight recorder tells.
+    pub recorder: BTreeMap<&'static str, u64>,
+    /// Files were written of rows that are not in this flush any more.
+    pub must_commit: bool,
 }
 
 impl Dropped {
@@ -105,6 +110,9 @@ pub struct Spool {
     dropped: Dropped,
     /// Refused files were given new numbers, which the journal does not know yet.
     requeued: bool,
+    recorder: Option<Recorder>,
+    /// What the recorder counted since the caller was last told.
+    recorded: Taken,
 }
 
 impl Spool {
@@ -135,10 +143,33 @@ impl Spool {
             owed_processes: Vec::new(),
             dropped: Dropped::default(),
             requeued: false,
+            recorder: None,
+            recorded: Taken::default(),
         };
         spool.remove_uncommitted()?;
         spool.requeue();
         Ok((spool, receiver))
+    }
+
+    /// Raw framework rows go into a flight recorder from now on.
+    pub fn record_into(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    /// Lets the recorder work with this spool's numbers and room.
+    fn with_recorder(
+        &mut self,
+        work: impl FnOnce(&mut Recorder, &mut Self, &mut Taken) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Some(mut recorder) = self.recorder.take() else {
+            return Ok(());
+        };
+        // Kept apart from what fails: what was counted stays counted.
+        let mut recorded = std::mem::take(&mut self.recorded);
+        let result = work(&mut recorder, self, &mut recorded);
+        self.recorder = Some(recorder);
+        self.recorded = recorded;
+        result
     }
 
     fn remove_uncommitted(&mut self) -> anyhow::Result<()> {
@@ -180,6 +211,7 @@ impl Spool {
             &self.agent_id,
             checkpoint,
             &self.room,
+            self.recorder.as_ref().map(Recorder::report),
         ) {
             tracing::warn!("status is out of date: {error:#}");
         }
@@ -193,6 +225,11 @@ impl Spool {
             batch_seq: self.staged_seq as i64,
         };
         let bytes = folder::encode(table, rows, origin)?;
+        self.write_bytes(table, &bytes)
+    }
+
+    /// The same of a file that is encoded already, under the number that comes next.
+    fn write_bytes(&mut self, table: Table, bytes: &[u8]) -> anyhow::Result<bool> {
         let size = bytes.len() as u64;
         let class = room::class(table);
         if !self.room.fits(class, size) {
@@ -200,7 +237,7 @@ impl Spool {
         }
         let path = folder::spool_path(&self.folder, self.staged_seq, table);
         self.leftovers = true;
-        match folder::write_durably(&path, &bytes) {
+        match folder::write_durably(&path, bytes) {
             Ok(()) => {}
             // Somebody else was faster, or has set us a quota.
             Err(error) if class != Class::Always && room::is_no_space(&error) => {
@@ -370,10 +407,16 @@ impl Output for Spool {
         // What waited for room comes first.
         rows.stacks.splice(0..0, self.owed_stacks.drain(..));
         rows.processes.splice(0..0, self.owed_processes.drain(..));
+        self.with_recorder(|recorder, spool, taken| recorder.take(rows, spool, taken))?;
         for table in tables_with_rows(rows) {
             self.stage_table(table, rows)?;
         }
+        self.with_recorder(|recorder, spool, taken| recorder.ship(spool, taken))?;
         let mut dropped = std::mem::take(&mut self.dropped);
+        let recorded = std::mem::take(&mut self.recorded);
+        dropped.recorder = recorded.counts;
+        dropped.stacks.extend(recorded.stacks);
+        dropped.must_commit = recorded.must_commit;
         dropped.window_waits = !self.room.fits_window();
         // Rows that wait for room do not make it full: they may be all there is.
         let waiting = self.owed_stacks.len() + self.owed_processes.len();
@@ -403,6 +446,9 @@ impl Output for Spool {
                 folder::REJECTED
             );
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.committed();
+        }
         // Nobody listens when no collector is configured.
         self.committed.send_replace(self.next_batch_seq);
         // The rows are taken: what fails from here on must not have them written again.
@@ -411,7 +457,36 @@ impl Output for Spool {
     }
 
     fn idle(&mut self, checkpoint: &Checkpoint<'_>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.committed();
+        }
         self.write_status(checkpoint);
+    }
+}
+
+impl Carrier for Spool {
+    fn origin(&self) -> Origin<'_> {
+        Origin {
+            host: &self.host,
+            agent_id: &self.agent_id,
+            batch_seq: self.staged_seq as i64,
+        }
+    }
+
+    fn advance(&mut self) {
+        self.staged_seq += 1;
+    }
+
+    fn leaves_reserve(&self, bytes: u64) -> bool {
+        self.room.leaves_reserve(bytes)
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.room.fits_in_half(bytes)
+    }
+
+    fn carry(&mut self, parquet: &[u8]) -> anyhow::Result<bool> {
+        self.write_bytes(Table::AllocEvents, parquet)
     }
 }
 

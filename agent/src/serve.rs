@@ -23,6 +23,7 @@ use crate::output::Spool;
 use crate::probes::bpf;
 use crate::probes::channel::Channel;
 use crate::probes::features::Checks;
+use crate::recorder::{self, Link, Recorder};
 use crate::ship::{self, Shipment};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
@@ -96,7 +97,14 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         config.spool_reserve.map(|reserve| reserve.0),
     )?;
     let usage = Arc::clone(room.usage());
-    let (output, committed) = Spool::open(
+    let link = Arc::new(Link::default());
+    let recorder = Recorder::open(
+        &config.spool,
+        recorder_options(&config),
+        Arc::clone(&link),
+        next_batch_seq,
+    )?;
+    let (mut output, committed) = Spool::open(
         &config.spool,
         host.clone(),
         agent_id.clone(),
@@ -104,6 +112,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         next_batch_seq,
         room,
     )?;
+    output.record_into(recorder);
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -117,8 +126,9 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     }
     let sender = match &config.collector {
         Some(collector) => {
-            let shipment =
-                Shipment::new(&config.spool, collector, &agent_id, &host.name).with_usage(usage);
+            let shipment = Shipment::new(&config.spool, collector, &agent_id, &host.name)
+                .with_usage(usage)
+                .with_link(link);
             Some(runtime.spawn(ship::run(shipment, committed)))
         }
         None => {
@@ -163,6 +173,17 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+fn recorder_options(config: &Config) -> recorder::Options {
+    recorder::Options {
+        travel: config.framework_events,
+        max_bytes: config.recorder_bytes.0,
+        max_age: Duration::from_secs(60 * config.recorder_minutes as u64),
+        before: config.recorder_before.0,
+        after: config.recorder_after.0,
+        settle: config.hold.0 + 2 * config.flush_interval.0 + Duration::from_secs(1),
+    }
 }
 
 /// Catches SIGINT and SIGTERM from now on; what it gives is to be awaited.

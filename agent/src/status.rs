@@ -9,10 +9,11 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::host::clock;
-use crate::host::discovery::Report;
+use crate::host::discovery::Report as Discovered;
 use crate::host::identity::Host;
 use crate::output::Checkpoint;
 use crate::probes::hooks::Class;
+use crate::recorder::{Report, Travel, view};
 use crate::spool::folder::REJECTED;
 use crate::spool::room::Room;
 
@@ -39,7 +40,7 @@ pub struct Status {
     pub hooked: usize,
     pub not_hooked: usize,
     /// How processes are found, and what this kernel can do.
-    pub discovery: Report,
+    pub discovery: Discovered,
     /// Share of the ring that waits to be written, 0..1.
     pub ring_fill: f64,
     /// Files that no collector has acknowledged.
@@ -52,6 +53,9 @@ pub struct Status {
     pub spool_full: bool,
     /// Files that a collector refused; they are in `rejected/`.
     pub rejected_files: usize,
+    /// The flight recorder.
+    #[serde(default)]
+    pub recorder: Option<Report>,
 }
 
 /// Writes the state of this moment.
@@ -61,6 +65,7 @@ pub fn write(
     agent_id: &str,
     checkpoint: &Checkpoint<'_>,
     room: &Room,
+    recorder: Option<Report>,
 ) -> anyhow::Result<()> {
     let (live_bytes, live_blocks) = checkpoint
         .ledger
@@ -95,6 +100,7 @@ pub fn write(
         spool_limit: room.limit(),
         spool_full: room.is_full(),
         rejected_files: std::fs::read_dir(spool.join(REJECTED)).map_or(0, Iterator::count),
+        recorder,
     };
     // Whole or not at all, but without an fsync: after a power loss nobody asks for it.
     let (path, temporary) = (spool.join(FILE), spool.join("status.tmp"));
@@ -115,7 +121,7 @@ pub fn read(spool: &Path) -> anyhow::Result<(Status, bool)> {
     Ok((status, running))
 }
 
-fn discovery(text: &mut String, report: &Report) {
+fn discovery(text: &mut String, report: &Discovered) {
     let probes = report.off.as_deref().unwrap_or("on");
     let _ = writeln!(text, "  probes         {probes}");
     for (library, reason) in &report.refused {
@@ -172,6 +178,62 @@ fn discovery(text: &mut String, report: &Report) {
         text,
         "    {has} {:<14} {}",
         "seccomp", checks.preflight.detail
+    );
+}
+
+fn recorder(text: &mut String, report: &Report) {
+    // Writing to a string cannot fail.
+    let _ = match (report.is_on, report.framework_events) {
+        (_, Travel::Always) => {
+            writeln!(text, "  recorder       not used: framework_events = always")
+        }
+        (false, _) => writeln!(
+            text,
+            "  recorder       off: {} raw framework events were not kept",
+            report.off_rows
+        ),
+        (true, travel) => writeln!(
+            text,
+            "  recorder       {} rows in {} files, {} of {}, at most {} min; events travel: {travel}",
+            report.rows,
+            report.files,
+            crate::summary::bytes(report.bytes),
+            crate::summary::bytes(report.bytes_limit),
+            report.seconds_limit / 60
+        ),
+    };
+    if let (Some(first), Some(last)) = (report.first_ns, report.last_ns) {
+        let (first, last) = (view::time(first), view::time(last));
+        let _ = writeln!(text, "                 {first} to {last}");
+    }
+    if let (Some(first), Some(last)) = (report.overwritten_first_ns, report.overwritten_last_ns) {
+        let _ = writeln!(
+            text,
+            "                 {} rows were overwritten before they travelled, {} to {}",
+            report.overwritten_rows,
+            view::time(first),
+            view::time(last)
+        );
+    }
+    if report.full_rows > 0 {
+        let _ = writeln!(
+            text,
+            "                 {} rows found NO ROOM and are lost",
+            report.full_rows
+        );
+    }
+    let _ = writeln!(
+        text,
+        "                 {} triggers, {} spans open ({} asked for by the collector), {} rows travelled{}",
+        report.triggers,
+        report.open_spans,
+        report.open_requests,
+        report.travelled_rows,
+        if report.waits_for_spool {
+            "; waits until the spool is less than half full"
+        } else {
+            ""
+        }
     );
 }
 
@@ -236,6 +298,9 @@ pub fn text(status: &Status, running: bool) -> String {
             ""
         }
     );
+    if let Some(report) = &status.recorder {
+        recorder(&mut text, report);
+    }
     if status.rejected_files > 0 {
         let _ = writeln!(
             text,

@@ -2,7 +2,8 @@
 //!
 //! A batch's way: [`ingest`] checks it and makes it durable in the write-ahead log, and only
 //! then acknowledges it; [`lake`] merges logged batches of many agents and commits them to
-//! Delta tables; [`query`] answers SQL over what is committed.
+//! Delta tables; [`query`] answers SQL over what is committed; [`requests`] asks agents for what
+//! they keep to themselves.
 //!
 //! Invariants:
 //! - acknowledged means on disk and fsynced, counted once however often it is sent;
@@ -14,5 +15,6 @@ pub mod folder;
 pub mod ingest;
 pub mod lake;
 pub mod query;
+pub mod requests;
 pub mod serve;
 pub mod status;

@@ -3,11 +3,13 @@
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
-use vramscope_collector::config::{Config, Keys};
+use vramscope_collector::config::{self, Config, Keys};
+use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
 
 /// Takes vramscope agents' events, keeps them as Delta tables, answers SQL
@@ -21,6 +23,7 @@ struct Cli {
 const EXAMPLES: &str = "Examples:
   vramscope-collector serve --data /var/lib/vramscope
   vramscope-collector status --data /var/lib/vramscope
+  vramscope-collector requests --data /var/lib/vramscope
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM tetrahedron'";
 
 #[derive(Subcommand)]
@@ -31,6 +34,12 @@ enum Command {
     /// Tells about a data folder: agents, log, tables; a collector may be running on it
     #[command(after_help = STATUS_EXAMPLES)]
     Status(Status),
+    /// Asks an agent for a span of its flight recorder; a collector may be running or not
+    #[command(after_help = REQUEST_EXAMPLES)]
+    RequestSpan(RequestSpan),
+    /// Lists the requests for spans, and what became of them
+    #[command(after_help = REQUESTS_EXAMPLES)]
+    Requests(Requests),
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -44,6 +53,64 @@ Prints `listening on ADDRESS:PORT` when it is ready. Logs go to standard error."
 const STATUS_EXAMPLES: &str = "Examples:
   vramscope-collector status --data /var/lib/vramscope
   vramscope-collector status --data /var/lib/vramscope --json | jq .log";
+
+const REQUEST_EXAMPLES: &str = "Examples:
+  vramscope-collector request-span --data /var/lib/vramscope --host gpu-17 \\
+      --process 6917529027641081856 --from 10m --to now --reason 'ticket 4711'
+  vramscope-collector request-span --data /var/lib/vramscope --host gpu-17 \\
+      --process 6917529027641081856 --from 2026-11-30T12:00:00Z --to 2026-11-30T12:05:00Z --wait 1m
+
+The process_id is that of the tables. The request is kept until the agent answers, also if it is
+away now. Exit code 0 if it was stored (with --wait: answered), 3 if it was refused or expired,
+4 if no answer came within --wait.";
+
+const REQUESTS_EXAMPLES: &str = "Examples:
+  vramscope-collector requests --data /var/lib/vramscope
+  vramscope-collector requests --data /var/lib/vramscope --json | jq '.[] | select(.stage == \"sent\")'";
+
+#[derive(Args)]
+struct RequestSpan {
+    /// Data folder
+    #[arg(long, value_name = "DIR", env = "VRAMSCOPE_COLLECTOR_DATA")]
+    data: PathBuf,
+    /// Host whose agent is asked; with several agents on it, the first that calls
+    #[arg(long, required_unless_present = "agent", conflicts_with = "agent")]
+    host: Option<String>,
+    /// Agent that is asked, by its agent_id
+    #[arg(long)]
+    agent: Option<String>,
+    /// Process lifetime, by its process_id
+    #[arg(long, value_name = "ID")]
+    process: i64,
+    /// From then on: 2026-11-30T12:00:00Z, nanoseconds since 1970, or a length of time ago (5m)
+    #[arg(long, value_name = "TIME", value_parser = requests::moment)]
+    from: i64,
+    /// Until then, without it: as --from, or now
+    #[arg(long, value_name = "TIME", value_parser = requests::moment)]
+    to: i64,
+    /// Who asks, and why; agent and collector keep it
+    #[arg(long, default_value = "")]
+    reason: String,
+    /// How long an answer is waited for
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    expires: config::Span,
+    /// Wait so long for the answer; a collector must be running
+    #[arg(long, value_name = "TIME")]
+    wait: Option<config::Span>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct Requests {
+    /// Data folder
+    #[arg(long, value_name = "DIR", env = "VRAMSCOPE_COLLECTOR_DATA")]
+    data: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
 
 #[derive(Args)]
 struct Serve {
@@ -69,11 +136,13 @@ struct Status {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(serve) => run_serve(serve),
-        Command::Status(status) => run_status(&status),
+        Command::Serve(serve) => run_serve(serve).map(|()| ExitCode::SUCCESS),
+        Command::Status(status) => run_status(&status).map(|()| ExitCode::SUCCESS),
+        Command::RequestSpan(wanted) => run_request_span(wanted),
+        Command::Requests(wanted) => run_requests(&wanted).map(|()| ExitCode::SUCCESS),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("vramscope-collector: {error:#}");
             ExitCode::FAILURE
@@ -110,6 +179,60 @@ fn run_status(status: &Status) -> anyhow::Result<()> {
         );
     } else {
         print!("{}", report.to_text());
+    }
+    Ok(())
+}
+
+fn run_request_span(wanted: RequestSpan) -> anyhow::Result<ExitCode> {
+    let RequestSpan {
+        data,
+        host,
+        agent,
+        process: process_id,
+        from: from_ns,
+        to: to_ns,
+        reason,
+        expires,
+        wait,
+        json,
+    } = wanted;
+    let wish = Wish {
+        host,
+        agent,
+        process_id,
+        from_ns,
+        to_ns,
+        reason,
+        expires: expires.0,
+    };
+    let mut request = requests::make(&data, wish)?;
+    let end = Instant::now() + wait.map_or(Duration::ZERO, |wait| wait.0);
+    while request.stage.is_open() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(200));
+        request = requests::find(&data, &request.id)?;
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&request)?);
+    } else {
+        println!("request {}: {}", request.id, request.outcome());
+    }
+    Ok(match request.stage {
+        Stage::Answered => ExitCode::SUCCESS,
+        Stage::Refused | Stage::Expired => ExitCode::from(3),
+        Stage::Requested | Stage::Sent if wait.is_some() => ExitCode::from(4),
+        Stage::Requested | Stage::Sent => ExitCode::SUCCESS,
+    })
+}
+
+fn run_requests(wanted: &Requests) -> anyhow::Result<()> {
+    let (requests, damaged) = requests::list(&wanted.data)?;
+    if wanted.json {
+        println!("{}", serde_json::to_string_pretty(&requests)?);
+        damaged
+            .iter()
+            .for_each(|problem| eprintln!("vramscope-collector: {problem}"));
+    } else {
+        print!("{}", requests::text(&requests, &damaged));
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ use tonic::transport::Server;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::Options;
 use vramscope_wire::proto::ingest_server::IngestServer;
+use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
 use crate::config::Config;
@@ -28,6 +29,7 @@ use crate::ingest::{Counts, Service};
 use crate::lake::{Lake, committer};
 use crate::query::Door;
 use crate::query::pool::Pool;
+use crate::requests::service::Desk;
 
 /// How long running queries and streams may take to end after a signal to stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -93,6 +95,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let ingest =
         IngestServer::new(ingest).max_decoding_message_size(MAX_BATCH_BYTES + MESSAGE_OVERHEAD);
 
+    let desk = Desk::open(&data, intake_stopping.clone())?;
+    tokio::spawn(desk.clone().run());
+
     let mut server_stopping = intake_stopping;
     let server = Server::builder()
         .tcp_nodelay(true)
@@ -100,6 +105,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_service(ingest)
+        .add_service(RecorderServer::new(desk))
         .add_service(FlightServiceServer::new(door))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
             // An error means that the sender is gone, which is a stop too.

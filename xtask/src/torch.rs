@@ -175,11 +175,23 @@ pub fn full(cache: &Path) -> Result<Full> {
 /// # Errors
 /// Without a C++ compiler, or with what the compiler says.
 pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
+    compile(project, small, "harness", &project.standins())
+}
+
+/// The program that makes pairs of an allocation and a free for benchmarks, compiled likewise.
+///
+/// # Errors
+/// As for [`harness`].
+pub fn pairs(project: &Project, small: &Small) -> Result<PathBuf> {
+    compile(project, small, "pairs", &project.release_standins())
+}
+
+fn compile(project: &Project, small: &Small, name: &str, standins: &Path) -> Result<PathBuf> {
     let sources = project.root.join("agent/fakes/torch");
     let folder = project.target.join("torch");
-    let program = folder.join("harness");
+    let program = folder.join(name);
     let inputs = [
-        sources.join("harness.cpp"),
+        sources.join(format!("{name}.cpp")),
         sources.join("include/cuda_runtime_api.h"),
         small.libraries.join("libc10_cuda.so"),
     ];
@@ -189,7 +201,7 @@ pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
     let compiler = compiler()?;
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("failed to create {}", folder.display()))?;
-    let partial = folder.join("harness.partial");
+    let partial = folder.join(format!("{name}.partial"));
     let libraries = small.libraries.display().to_string();
     let mut compile = Command::new(compiler);
     compile
@@ -201,26 +213,27 @@ pub fn harness(project: &Project, small: &Small) -> Result<PathBuf> {
         .arg("-I")
         .arg(&small.headers)
         .args([&format!("-L{libraries}"), "-lc10_cuda", "-lc10"])
-        .arg(format!("-L{}", project.standins().display()))
+        .arg(format!("-L{}", standins.display()))
         .arg("-l:libcudart.so.13")
         // The library wants versioned names; the stand-in's are not, and satisfy them all the same.
         .arg("-Wl,--allow-shlib-undefined")
         .arg(format!("-Wl,-rpath,{libraries}"));
-    run("compiling the harness of PyTorch's allocator", &mut compile)?;
+    run("compiling a program over PyTorch's allocator", &mut compile)?;
     std::fs::rename(&partial, &program)
         .with_context(|| format!("failed to write {}", program.display()))?;
     Ok(program)
 }
 
-/// A command on the stand-ins with PyTorch: its libraries look for the vendor's in folders of their own
-/// first, so the stand-ins are loaded before them.
-pub fn on_standins(project: &Project, command: &mut Command) {
+/// A command on the stand-ins with PyTorch's `libraries`: those look for the vendor's in folders of their
+/// own first, so the stand-ins are loaded before them.
+pub fn on_standins(project: &Project, libraries: &Path, command: &mut Command) {
     let folder = project.standins();
     let first = ["libcudart.so.13", "libcupti.so.13"].map(|name| folder.join(name));
     let [cudart, cupti] = first.map(|path| path.display().to_string());
-    command
-        .env("LD_PRELOAD", format!("{cudart}:{cupti}"))
-        .env("LD_LIBRARY_PATH", folder);
+    command.env("LD_PRELOAD", format!("{cudart}:{cupti}")).env(
+        "LD_LIBRARY_PATH",
+        format!("{}:{}", folder.display(), libraries.display()),
+    );
 }
 
 fn compiler() -> Result<PathBuf> {

@@ -40,6 +40,18 @@ constexpr size_t GIB = 1024 * MIB;
 
 std::string folder;
 int checkpoints = 0;
+
+// What was seen right after a request failed.
+struct Failure {
+  size_t tried;
+  int64_t allocated;
+  int64_t reserved;
+  int64_t retries;
+  int64_t ooms;
+  size_t device_free;
+};
+std::vector<Failure> failures;
+
 // c10's id of each stream in use, by the handle that snapshots name it with.
 std::map<uintptr_t, int64_t> streams = {{0, 0}};
 
@@ -159,6 +171,22 @@ void checkpoint(const std::string& name) {
     write_segment(out, segment);
     comma = ",";
   }
+  std::fprintf(out, "],\"failures\":[");
+  comma = "";
+  for (const auto& failure : failures) {
+    std::fprintf(
+        out,
+        "%s{\"tried_bytes\":%zu,\"allocated_bytes\":%" PRId64 ",\"reserved_bytes\":%" PRId64
+        ",\"retries\":%" PRId64 ",\"ooms\":%" PRId64 ",\"device_free_bytes\":%zu}",
+        comma,
+        failure.tried,
+        failure.allocated,
+        failure.reserved,
+        failure.retries,
+        failure.ooms,
+        failure.device_free);
+    comma = ",";
+  }
   std::fprintf(out, "]}\n");
   if (std::fclose(out) != 0) {
     fail("failed to write " + path);
@@ -205,10 +233,26 @@ size_t some_size(Numbers& numbers) {
   }
 }
 
+int64_t all(const c10::CachingAllocator::StatArray& stats) {
+  return stats[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+}
+
+// Of device 0.
 bool runs_out(size_t bytes) {
   try {
     DataPtr block = allocator::get()->allocate(bytes);
   } catch (const c10::OutOfMemoryError&) {
+    const auto stats = allocator::getDeviceStats(0);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    must(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+    failures.push_back(
+        {bytes,
+         all(stats.allocated_bytes),
+         all(stats.reserved_bytes),
+         stats.num_alloc_retries,
+         stats.num_ooms,
+         free_bytes});
     return true;
   }
   return false;

@@ -38,6 +38,8 @@ class Program:
         self.checkpoints = 0
         # c10's id of each stream in use, by the handle that snapshots name it with.
         self.streams = {0: 0}
+        # What was seen right after a request of device 0 failed.
+        self.failures = []
         # In this process the runtime that PyTorch uses, and so the one that is traced.
         self.cudart = ctypes.CDLL("libcudart.so.13")
 
@@ -93,6 +95,7 @@ class Program:
             "mark_bytes": mark,
             "devices": devices,
             "segments": [self.segment(segment) for segment in segments],
+            "failures": self.failures,
         }
         with open(os.path.join(self.folder, name + ".json"), "w") as file:
             json.dump(answer, file)
@@ -104,6 +107,24 @@ class Program:
         print("checkpoint " + name, flush=True)
         if not sys.stdin.readline():
             sys.exit("script: nobody waits at checkpoint " + name)
+
+    def runs_out(self, count):
+        try:
+            block(count)
+        except torch.OutOfMemoryError:
+            stats = self.stats(0)
+            self.failures.append(
+                {
+                    "tried_bytes": count,
+                    "allocated_bytes": stats["allocated_bytes"]["current"],
+                    "reserved_bytes": stats["reserved_bytes"]["current"],
+                    "retries": stats["num_alloc_retries"],
+                    "ooms": stats["num_ooms"],
+                    "device_free_bytes": torch.cuda.mem_get_info()[0],
+                }
+            )
+            return True
+        return False
 
 
 def block(count, device="cuda"):
@@ -130,14 +151,6 @@ def churn(kept, seed, rounds, most):
             limits = [64 * KIB, 64 * KIB, 64 * KIB, MIB, MIB, 10 * MIB, 50 * MIB, 200 * MIB]
             limit = limits[next(source) % len(limits)]
             kept.append(block(1 + next(source) % limit))
-
-
-def runs_out(count):
-    try:
-        block(count)
-    except torch.OutOfMemoryError:
-        return True
-    return False
 
 
 def must(condition, what):
@@ -243,16 +256,16 @@ def main():
         blocks.append(block(4 * part))
     program.checkpoint("retry")
 
-    must(runs_out(total + 2 * MIB) and runs_out(5 * part), "a request that cannot be met was met")
+    must(program.runs_out(total + 2 * MIB) and program.runs_out(5 * part), "a request that cannot be met was met")
     blocks.append(block(5 * MIB))
-    must(runs_out(1 << 40), "a request that cannot be met was met")
+    must(program.runs_out(1 << 40), "a request that cannot be met was met")
     program.checkpoint("oom")
 
     blocks.clear()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.25, 0)
     blocks.append(block(part))
-    must(runs_out(2 * part), "a request beyond the limit was met")
+    must(program.runs_out(2 * part), "a request beyond the limit was met")
     torch.cuda.set_per_process_memory_fraction(1.0, 0)
     program.checkpoint("limit")
 

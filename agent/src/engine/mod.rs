@@ -3,10 +3,10 @@
 //! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
 //! sending) runs on threads of its own.
 
+mod framework;
 mod placement;
 mod processes;
 mod rollups;
-mod samples;
 mod window;
 
 use std::cell::RefCell;
@@ -27,10 +27,10 @@ use crate::host::identity::StartTime;
 use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
-use crate::probes::framework::Told;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
+use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::Stacks;
 use window::Window;
@@ -77,6 +77,10 @@ pub struct Engine {
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
     orderer: Orderer,
+    /// When the last event that is in the books took effect, CLOCK_MONOTONIC nanoseconds.
+    applied_ns: u64,
+    /// When the ring was last found empty, the same clock; none while it is being read.
+    emptied_ns: Option<u64>,
     ledger: Ledger,
     stacks: Stacks,
     rows: Rows,
@@ -183,6 +187,8 @@ impl Engine {
             discovery,
             sampler,
             orderer,
+            applied_ns: clock::monotonic_ns(),
+            emptied_ns: None,
             ledger,
             stacks,
             output,
@@ -264,8 +270,16 @@ impl Engine {
         self.discovery.known().off().map(str::to_string)
     }
 
+    /// Up to when the books tell what was, CLOCK_MONOTONIC nanoseconds: they are behind the clock
+    /// while events wait to be read or for their turn.
+    fn known_until_ns(&self) -> u64 {
+        let emptied = self.emptied_ns.filter(|_| self.orderer.is_idle());
+        self.applied_ns.max(emptied.unwrap_or(0))
+    }
+
     fn drain(&mut self) -> usize {
         let now_ns = clock::monotonic_ns();
+        self.emptied_ns = None;
         let Self {
             channel,
             orderer,
@@ -320,10 +334,12 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
+        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
         taken
     }
 
     fn handle(&mut self, ordered: &Ordered) {
+        self.applied_ns = self.applied_ns.max(ordered.event.effect_ns());
         match &ordered.event {
             Event::Call(call) => self.handle_call(ordered, call),
             Event::Framework(told) => self.handle_told(ordered, told),
@@ -362,37 +378,6 @@ impl Engine {
         self.with_desk(|ledger, desk| ledger.apply(turn, desk));
         self.place_new(before);
         self.told_of_rows(before, false);
-    }
-
-    fn handle_told(&mut self, ordered: &Ordered, told: &Told) {
-        let wanted = |filter: &mut Box<dyn Filter>| filter.wants(told.tgid);
-        if !self.filter.as_mut().is_none_or(wanted) {
-            return;
-        }
-        self.window.counts.usdt_events += 1;
-        self.totals.events += 1;
-        self.meet(told.tgid, told.at_ns);
-        let before = self.rows.alloc_events.len();
-        self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
-        self.sample_oom(told, before);
-        self.told_of_rows(before, false);
-    }
-
-    /// Enters a process in the books that has done something, if it is not there.
-    fn meet(&mut self, pid: u32, at_ns: u64) {
-        match self.ledger.get(pid) {
-            Some(process) if process.exiting.is_some() => self.retire_predecessor(pid, false),
-            _ => {}
-        }
-        if self.ledger.get(pid).is_none() {
-            let seen = self.discovery.known().seen(pid).cloned();
-            if seen.is_none() {
-                self.discovery.meet(pid);
-            }
-            let seen = seen.map(|seen| (seen.start, seen.program));
-            self.ledger.meet(pid, at_ns, seen);
-            self.report_process(pid);
-        }
     }
 
     /// The books, and a desk with what the engine knows of cards and time.
@@ -512,7 +497,10 @@ impl Engine {
             Err(error) => return self.flush_has_failed(&error),
         };
         self.window.counts.drop_rows(&dropped.rows);
-        for (cause, rows) in &dropped.rows {
+        self.window.counts.drop_rows(&dropped.recorder);
+        let of_recorder = dropped.recorder.iter();
+        let losses = of_recorder.filter(|(cause, _)| room::is_loss(cause));
+        for (cause, rows) in dropped.rows.iter().chain(losses) {
             *self.totals.lost.entry(cause).or_default() += rows;
         }
         self.stacks.unwritten(&dropped.stacks);
@@ -527,7 +515,9 @@ impl Engine {
         let idle = self.rows.is_empty()
             && waiting.is_empty()
             && !self.ledger.has_changes()
-            && dropped.rows.is_empty();
+            && dropped.rows.is_empty()
+            && dropped.recorder.is_empty()
+            && !dropped.must_commit;
         let checkpoint = Checkpoint {
             generation: self.channel.generation,
             ring_position: position,

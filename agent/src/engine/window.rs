@@ -83,7 +83,11 @@ impl Counts {
             .filter(|(_, count)| *count > 0)
             .map(|(cause, count)| (cause, count as i64))
             .collect();
-        for cause in Table::ALL.map(room::cause) {
+        for cause in Table::ALL
+            .map(room::cause)
+            .into_iter()
+            .chain(room::RECORDER)
+        {
             let rows = self.no_room.get(cause).copied().unwrap_or(0);
             if rows > 0 {
                 lost.push((cause, rows as i64));
@@ -99,8 +103,13 @@ impl Counts {
     }
 
     pub fn is_lossy(&self) -> bool {
-        !self.lost_by_cause().is_empty()
+        is_lossy(&self.lost_by_cause())
     }
+}
+
+/// Rows that the flight recorder let go as it is meant to are told, and are no loss.
+fn is_lossy(causes: &[(&str, i64)]) -> bool {
+    causes.iter().any(|(cause, _)| room::is_loss(cause))
 }
 
 /// An open window.
@@ -155,7 +164,7 @@ impl Window {
                 ("usdt", counts.usdt_events as i64),
                 ("agent", counts.agent_events as i64),
             ],
-            lossy: !lost_by_cause.is_empty(),
+            lossy: is_lossy(&lost_by_cause),
             clock_step_ns: counts.clock_step_ns,
             lost_by_cause,
             cpu_ns: Some(clock::cpu_ns().saturating_sub(closed.cpu_ns) as i64),
@@ -213,6 +222,25 @@ mod tests {
             (row.lossy, row.lost_by_cause),
             (true, vec![("spool_full", 10), ("spool_full_devices", 4)])
         );
+    }
+
+    /// The ring is meant to overwrite: told, no loss. What it had no room for is one.
+    #[test]
+    fn what_the_recorder_overwrites_makes_no_window_lossy() {
+        let mut window = Window::open(None);
+        window
+            .counts
+            .drop_rows(&BTreeMap::from([("recorder_overwritten", 7)]));
+        assert!(!window.counts.is_lossy());
+        let row = window.close(&mut WallClock::new());
+        assert_eq!(
+            (row.lossy, row.lost_by_cause),
+            (false, vec![("recorder_overwritten", 7)])
+        );
+        window
+            .counts
+            .drop_rows(&BTreeMap::from([("recorder_full", 1)]));
+        assert!(window.close(&mut WallClock::new()).lossy);
     }
 
     #[test]

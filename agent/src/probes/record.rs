@@ -114,6 +114,15 @@ impl Event {
         }
     }
 
+    /// When it took effect, CLOCK_MONOTONIC nanoseconds.
+    pub fn effect_ns(&self) -> u64 {
+        match self {
+            Event::Call(call) => call.effect_ns(),
+            Event::Framework(told) => told.at_ns,
+            Event::Exec { at_ns, .. } | Event::Exit { at_ns, .. } => *at_ns,
+        }
+    }
+
     pub fn tgid(&self) -> u32 {
         match self {
             Event::Call(call) => call.tgid,

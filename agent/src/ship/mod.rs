@@ -10,6 +10,7 @@
 
 mod backoff;
 mod queue;
+mod spans;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -27,6 +29,7 @@ use vramscope_wire::proto::Batch;
 use vramscope_wire::proto::ingest_client::IngestClient;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
+use crate::recorder::Link;
 use crate::spool::folder::SpoolFile;
 use crate::spool::room::Usage;
 use backoff::{Backoff, Complaints};
@@ -53,6 +56,8 @@ pub struct Shipment {
     pub usage: Arc<Usage>,
     /// Files that were set aside since the start.
     refused: Arc<AtomicU64>,
+    /// Requests for recorded spans go there.
+    link: Option<Arc<Link>>,
 }
 
 impl Shipment {
@@ -64,7 +69,14 @@ impl Shipment {
             host: host.to_string(),
             usage: Arc::default(),
             refused: Arc::default(),
+            link: None,
         }
+    }
+
+    /// Lets the collector ask for recorded spans.
+    pub fn with_link(mut self, link: Arc<Link>) -> Self {
+        self.link = Some(link);
+        self
     }
 
     pub fn with_usage(mut self, usage: Arc<Usage>) -> Self {
@@ -178,7 +190,8 @@ async fn session(
     progressed: &mut bool,
 ) -> anyhow::Result<()> {
     let limit = MAX_BATCH_BYTES + MESSAGE_OVERHEAD;
-    let mut client = IngestClient::new(connect(shipment).await?).max_encoding_message_size(limit);
+    let channel = connect(shipment).await?;
+    let mut client = IngestClient::new(channel.clone()).max_encoding_message_size(limit);
     let (batches, stream) = mpsc::channel::<Batch>(IN_FLIGHT);
     let opened = client.push(ReceiverStream::new(stream));
     let mut acks = match tokio::time::timeout(ANSWER_LIMIT, opened).await {
@@ -189,6 +202,10 @@ async fn session(
         ),
     };
     info!(collector = shipment.collector, "connected");
+    // Everything below it is at the collector.
+    let (taken, now_taken) = watch::channel(0);
+    let mut spans = JoinSet::new();
+    spans.spawn(spans::run(shipment.clone(), channel, now_taken));
 
     let mut queue = Queue::default();
     let mut under_way = UnderWay::default();
@@ -210,6 +227,7 @@ async fn session(
             under_way.push(file, bytes);
         }
         if under_way.files.is_empty() {
+            taken.send_replace(next_committed);
             if closed {
                 return Ok(());
             }
@@ -234,6 +252,7 @@ async fn session(
         // Acknowledgements come in order, one for each batch.
         let file = under_way.pop().context("an acknowledgement for nothing")?;
         settle(shipment, &file, &ack)?;
+        taken.send_replace(file.batch_seq + 1);
         *progressed = true;
         if complaints.settle() {
             info!(

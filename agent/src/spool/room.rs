@@ -72,9 +72,24 @@ pub fn cause(table: Table) -> &'static str {
 /// rows, and no calls.
 pub const SPOOL_FULL: &str = "spool_full";
 
+/// Rows of framework events that the flight recorder had no room for.
+pub const RECORDER_FULL: &str = "recorder_full";
+/// Rows that it overwrote before anything asked for them, as it is meant to.
+pub const RECORDER_OVERWRITTEN: &str = "recorder_overwritten";
+/// Rows that were not kept, since the recorder is switched off.
+pub const RECORDER_OFF: &str = "recorder_off";
+/// Causes of the flight recorder.
+pub const RECORDER: [&str; 3] = [RECORDER_FULL, RECORDER_OVERWRITTEN, RECORDER_OFF];
+
+/// False for what is told beside the losses and is none: rows that went as the configuration has
+/// it. Their calls are in the roll-ups.
+pub fn is_loss(cause: &str) -> bool {
+    cause != RECORDER_OVERWRITTEN && cause != RECORDER_OFF
+}
+
 /// True for a cause that counts calls, which `agent_windows.lost` sums up.
 pub fn counts_calls(cause: &str) -> bool {
-    cause == SPOOL_FULL || !cause.starts_with(SPOOL_FULL)
+    is_loss(cause) && (cause == SPOOL_FULL || !cause.starts_with(SPOOL_FULL))
 }
 
 /// What lies in the spool, `rejected/` included. Writer and sender share it, so that nobody has
@@ -85,7 +100,8 @@ pub struct Usage {
     files: AtomicU64,
 }
 
-fn on_disk(bytes: u64) -> u64 {
+/// What a file of that size takes.
+pub fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK)
 }
 
@@ -270,6 +286,18 @@ impl Room {
         )
     }
 
+    /// Whether a file beside the spool, with a quota of its own, leaves the reserve free.
+    pub fn leaves_reserve(&self, bytes: u64) -> bool {
+        Disk::of(&self.spool)
+            .is_none_or(|disk| disk.free.saturating_sub(on_disk(bytes)) >= self.reserve(disk))
+    }
+
+    /// Whether what may wait fits: it leaves half of the spool to what cannot.
+    pub fn fits_in_half(&self, bytes: u64) -> bool {
+        self.fits(Class::Raw, bytes)
+            && self.usage.bytes().saturating_add(on_disk(bytes)) <= self.limit / 2
+    }
+
     /// Whether there is some more room than one flush needs, so that it does not turn at each.
     pub fn has_room_again(&self) -> bool {
         self.fits(Class::Raw, self.limit / 20)
@@ -354,6 +382,7 @@ mod tests {
         for table in Table::ALL {
             assert_eq!(counts_calls(cause(table)), table == Table::AllocEvents);
         }
-        assert!(counts_calls("ring_full"));
+        assert!(counts_calls("ring_full") && counts_calls(RECORDER_FULL));
+        assert!(!counts_calls(RECORDER_OVERWRITTEN) && !counts_calls(RECORDER_OFF));
     }
 }

@@ -227,6 +227,8 @@ const KEPT: usize = 65_536;
 #[derive(Debug, Default)]
 pub struct Rows {
     pub alloc_events: Vec<AllocRow>,
+    /// Rows of `alloc_events` that stay on the host, in the flight recorder.
+    pub framework_events: Vec<AllocRow>,
     pub stacks: Vec<StackRow>,
     pub processes: Vec<ProcessRow>,
     pub devices: Vec<DeviceRow>,
@@ -239,20 +241,25 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Empties all tables. The memory of the large one is kept for the next rows, as long as it is
+    /// Empties all tables. The memory of the large ones is kept for the next rows, as long as it is
     /// no more than a usual flush needs.
     pub fn clear(&mut self) {
-        let mut alloc_events = std::mem::take(&mut self.alloc_events);
-        alloc_events.clear();
-        alloc_events.shrink_to(KEPT);
+        let kept = |rows: &mut Vec<AllocRow>| {
+            let mut rows = std::mem::take(rows);
+            rows.clear();
+            rows.shrink_to(KEPT);
+            rows
+        };
         *self = Self {
-            alloc_events,
+            alloc_events: kept(&mut self.alloc_events),
+            framework_events: kept(&mut self.framework_events),
             ..Self::default()
         };
     }
 
     pub fn is_empty(&self) -> bool {
         self.alloc_events.is_empty()
+            && self.framework_events.is_empty()
             && self.stacks.is_empty()
             && self.processes.is_empty()
             && self.devices.is_empty()

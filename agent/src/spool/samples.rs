@@ -47,6 +47,7 @@ pub fn one_of_each() -> Rows {
             allocator_reserved_bytes: None,
             device_free_bytes: None,
         }],
+        framework_events: Vec::new(),
         stacks: vec![StackRow {
             stack_id: 3,
             frames: vec![

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 use serde_json::Value;
+use vramscope_agent::host::{perf, usdt};
 use vramscope_wire::Table;
 
 use crate::daemon::Daemon;
@@ -18,6 +19,9 @@ use crate::standins::Bench;
 
 /// Device and stream -> allocations, frees by calls, bytes, bytes asked for.
 type Sums = BTreeMap<(i64, Option<i64>), (u64, u64, u64, u64)>;
+
+/// The counters while the agent listens: it has a probe at each place of malloc and of free.
+const LISTENED: (i64, i64) = (4, 3);
 
 /// One row of the framework's layer.
 #[derive(Debug, Clone)]
@@ -185,7 +189,7 @@ fn blocks_of_a_late_library_equal_its_ledger() {
     daemon.start();
     torch.load();
     hooks(&daemon, &torch.library);
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     torch.call("fake_c10_churn 400 4");
     torch.call("fake_c10_out_of_memory 1048576 1");
     let books = torch.books();
@@ -220,8 +224,8 @@ fn perf_events_raise_the_counters_too() {
     let mut daemon = Daemon::new(&bench, "c10-perf", &["--uprobe-multi", "false"]);
     daemon.start();
     hooks(&daemon, &torch.library);
-    // One for each place.
-    wait("listened to", || torch.listeners() == (4, 3));
+
+    wait("listened to", || torch.listeners() == LISTENED);
     torch.call("fake_c10_churn 100 1");
     let books = torch.books();
     torch.program.end();
@@ -241,7 +245,7 @@ fn a_process_that_ran_before_is_told_of_from_then_on() {
     let mut daemon = Daemon::new(&bench, "c10-running", &["--window", "200ms"]);
     daemon.start();
     hooks(&daemon, &torch.library);
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     let new = torch.call("fake_c10_allocate 5000 0 -1 1");
     assert_eq!(torch.call(&format!("fake_c10_free {old} 0")), 0);
     assert_eq!(torch.call(&format!("fake_c10_free {new} 1")), 0);
@@ -285,10 +289,10 @@ fn a_killed_agent_loses_no_block() {
     let mut daemon = Daemon::new(&bench, "c10-killed", &[]);
     daemon.start();
     hooks(&daemon, &torch.library);
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     torch.call("fake_c10_churn 300 2");
     daemon.kill();
-    assert_eq!(torch.listeners(), (1, 1));
+    assert_eq!(torch.listeners(), LISTENED);
     torch.call("fake_c10_churn 300 2");
     daemon.start();
     torch.call("fake_c10_churn 300 2");
@@ -314,7 +318,7 @@ fn a_killed_trace_leaves_no_listener() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     trace.kill().unwrap();
     trace.wait().unwrap();
     wait("silent", || torch.listeners() == (0, 0));
@@ -342,11 +346,11 @@ fn the_layer_is_off_when_told_so() {
 
     let mut daemon = Daemon::new(&bench, "c10-switch", &[]);
     daemon.start();
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     assert!(daemon.run("off").status.success());
     wait("silent", || torch.listeners() == (0, 0));
     assert!(daemon.run("on").status.success());
-    wait("listened to again", || torch.listeners() == (1, 1));
+    wait("listened to again", || torch.listeners() == LISTENED);
     daemon.stop();
     torch.program.end();
 }
@@ -361,7 +365,7 @@ fn blocks_that_nobody_reports_are_told_of_by_the_probes() {
     let mut daemon = Daemon::hooking(&bench, "c10-uncached", &[]);
     daemon.start();
     hooks(&daemon, &torch.library);
-    wait("listened to", || torch.listeners() == (1, 1));
+    wait("listened to", || torch.listeners() == LISTENED);
     // 4096 bytes at a real address, and a block there.
     torch.program.tell("shared");
     let address = torch.program.allocate(4096);
@@ -387,4 +391,38 @@ fn blocks_that_nobody_reports_are_told_of_by_the_probes() {
         ]
     );
     assert!(rows.iter().all(|row| row.counted) && rows[3].implicit);
+}
+
+/// The kernel allows one counter a place: who came first without it is in the way, and is named.
+#[test]
+fn a_foreign_probe_without_the_counter_is_named() {
+    let Some(bench) = Bench::new() else { return };
+    let mut torch = Torch::start(&bench);
+    torch.load();
+    let bytes = std::fs::read(&torch.library).unwrap();
+    let probes = usdt::probes(bytes.as_slice()).unwrap();
+    let taken = probes.iter().find(|probe| probe.name == "malloc").unwrap();
+    let foreign = perf::open_everywhere(&torch.library, taken.offset, 0).unwrap();
+    let mut daemon = Daemon::new(&bench, "c10-foreign", &[]);
+    daemon.start();
+    hooks(&daemon, &torch.library);
+    // All places but that one.
+    wait("listened to", || {
+        torch.listeners() == (LISTENED.0 - 1, LISTENED.1)
+    });
+    let pid = torch.program.pid();
+    torch.program.end();
+    daemon.stop();
+    drop(foreign);
+    let (attached, refused) = daemon.coverage(pid);
+    assert_eq!(attached, 3);
+    assert_eq!(
+        (refused.len(), refused[0].1.as_str()),
+        (1, "pytorch:malloc")
+    );
+    let reason = &refused[0].2;
+    assert!(
+        reason.contains("1 of its places") && reason.contains("another tool has a probe"),
+        "{reason}"
+    );
 }

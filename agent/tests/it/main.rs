@@ -13,6 +13,7 @@ mod program;
 mod safety;
 mod serve;
 mod ship;
+mod spans;
 mod standins;
 mod trace;
 mod vendor;

@@ -116,7 +116,7 @@ impl Program {
             line.clear();
             let read = self.output.read_line(&mut line).unwrap();
             assert!(read > 0, "the program ended before it did {what:?}");
-            if let Some(words) = line.strip_prefix("result ") {
+            if let Some(words) = line.trim().strip_prefix("result ") {
                 result = words.split(' ').nth(1).and_then(|word| word.parse().ok());
             }
         }

@@ -20,7 +20,7 @@ use vramscope_wire::{Table, parquet_file};
 
 /// What the stub does with a batch, in turn; the last one for ever.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Mood {
+pub enum Mood {
     Store,
     /// Stores, and the answer is lost with the connection.
     StoreAndBreak,
@@ -35,7 +35,7 @@ enum Mood {
 }
 
 #[derive(Debug, Default)]
-struct Books {
+pub struct Books {
     moods: Vec<Mood>,
     stored: BTreeMap<u64, Vec<u8>>,
     order: Vec<u64>,
@@ -45,10 +45,15 @@ struct Books {
 }
 
 #[derive(Clone, Default)]
-struct Stub(Arc<Mutex<Books>>);
+pub struct Stub(Arc<Mutex<Books>>);
 
 impl Stub {
-    fn with(moods: &[Mood]) -> Self {
+    /// Numbers of batches that it has.
+    pub fn stored(&self) -> Vec<u64> {
+        self.0.lock().unwrap().stored.keys().copied().collect()
+    }
+
+    pub fn with(moods: &[Mood]) -> Self {
         let stub = Self::default();
         stub.0.lock().unwrap().moods = moods.to_vec();
         stub
@@ -163,7 +168,7 @@ fn serve(listener: TcpListener, stub: &Stub) -> tokio::task::JoinHandle<()> {
 }
 
 /// Files that a reader takes, each with its own number.
-fn fill(spool: &Path, seqs: std::ops::RangeInclusive<u64>) -> BTreeMap<u64, Vec<u8>> {
+pub fn fill(spool: &Path, seqs: std::ops::RangeInclusive<u64>) -> BTreeMap<u64, Vec<u8>> {
     let mut files = BTreeMap::new();
     for seq in seqs {
         let schema = Table::Stacks.schema();
@@ -175,7 +180,7 @@ fn fill(spool: &Path, seqs: std::ops::RangeInclusive<u64>) -> BTreeMap<u64, Vec<
     files
 }
 
-fn left(spool: &Path) -> Vec<u64> {
+pub fn left(spool: &Path) -> Vec<u64> {
     let files = folder::list(spool).unwrap();
     files.iter().map(|file| file.batch_seq).collect()
 }
@@ -190,7 +195,8 @@ fn sends_all(moods: &[Mood]) -> (tempfile::TempDir, Stub) {
         let (listener, url) = listen().await;
         let server = serve(listener, &stub);
         let (committed, receiver) = watch::channel(21);
-        let shipment = Shipment::new(spool.path(), &url, "agent", "host");
+        // To this stub, as to a collector of an earlier version, requests for spans are unknown.
+        let shipment = Shipment::new(spool.path(), &url, "agent", "host").with_link(Arc::default());
         let sender = tokio::spawn(ship::run(shipment, receiver));
         let done = async {
             while !left(spool.path()).is_empty() {

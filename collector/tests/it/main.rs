@@ -5,5 +5,6 @@ mod cli;
 mod crash;
 mod ingest;
 mod query;
+mod requests;
 mod support;
 mod versions;

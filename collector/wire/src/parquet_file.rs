@@ -11,7 +11,7 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::KeyValue;
+use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::reader::ChunkReader;
 use parquet::schema::types::ColumnPath;
@@ -20,6 +20,7 @@ use crate::schema::{SCHEMA_VERSION, Table};
 
 const TABLE_KEY: &str = "vramscope.table";
 const VERSION_KEY: &str = "vramscope.schema_version";
+const NOTE_KEY: &str = "vramscope.note";
 
 /// Why a file cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +54,17 @@ pub fn encode_pieces(
     table: Table,
     batches: impl IntoIterator<Item = Result<RecordBatch, ArrowError>>,
 ) -> Result<Vec<u8>, ParquetError> {
-    let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties(table)?))?;
+    encode_with_note(table, batches, None)
+}
+
+/// The same with a text of the writer's own in the footer, which [`note`] reads.
+pub fn encode_with_note(
+    table: Table,
+    batches: impl IntoIterator<Item = Result<RecordBatch, ArrowError>>,
+    note: Option<String>,
+) -> Result<Vec<u8>, ParquetError> {
+    let properties = properties(table, note)?;
+    let mut writer = ArrowWriter::try_new(Vec::new(), table.schema(), Some(properties))?;
     for batch in batches {
         writer.write(&batch?)?;
     }
@@ -100,16 +111,26 @@ const FEW_TEXTS: [&str; 10] = [
     "stack_quality",
 ];
 
-fn properties(table: Table) -> Result<WriterProperties, ParquetError> {
+/// The text that the writer of a file put into its footer, if any.
+pub fn note<R: ChunkReader>(file: &R) -> Result<Option<String>, ReadError> {
+    let footer = survive(|| Ok(ParquetMetaDataReader::new().parse_and_finish(file)?))?;
+    let notes = footer.file_metadata().key_value_metadata();
+    let found = notes.and_then(|notes| notes.iter().find(|entry| entry.key == NOTE_KEY));
+    Ok(found.and_then(|entry| entry.value.clone()))
+}
+
+fn properties(table: Table, note: Option<String>) -> Result<WriterProperties, ParquetError> {
     // Level 1: level 3 takes twice the time for a few per cent of the bytes on our events.
     let level = ZstdLevel::try_new(1)?;
+    let mut about = vec![
+        KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
+        KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
+    ];
+    about.extend(note.map(|note| KeyValue::new(NOTE_KEY.to_string(), note)));
     let mut properties = WriterProperties::builder()
         .set_compression(Compression::ZSTD(level))
         .set_statistics_enabled(EnabledStatistics::Chunk)
-        .set_key_value_metadata(Some(vec![
-            KeyValue::new(TABLE_KEY.to_string(), table.name().to_string()),
-            KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
-        ]));
+        .set_key_value_metadata(Some(about));
     for column in GROWING {
         let path = ColumnPath::from(column);
         properties = properties

@@ -1,10 +1,13 @@
 //! The second pass: a row of `alloc_events` for each trace entry.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
+use vramscope_model::map::{AddressMap, Block, BlockState, Segment};
 use vramscope_model::rules;
+use vramscope_model::settings::Settings;
+use vramscope_model::trace::{Replay, Totals};
 use vramscope_snapshot::{Action, Event, Memory};
 use vramscope_wire::Table;
 
@@ -29,15 +32,21 @@ pub(super) struct Traced {
 /// What the trace of one memory says.
 #[derive(Default)]
 pub(super) struct OfTrace {
-    /// Allocated bytes at the end and at their most, both counted from those before the first
-    /// entry.
-    pub grown: i128,
-    pub most_grown: i128,
-    pub peak_reserved: u64,
+    /// `None` of host memory, whose allocator has other rules.
+    pub replayed: Option<Replayed>,
     /// Entries that allocated the blocks of the final map, by address.
     pub blocks: HashMap<u64, Allocated>,
     /// When the segments of the final map were taken, by address.
     pub segments: HashMap<u64, i64>,
+}
+
+/// What replaying the trace gave.
+pub(super) struct Replayed {
+    pub peak_allocated: u64,
+    pub peak_reserved: u64,
+    /// Blocks and gaps of the snapshot's map that the replay's does not have, and the other way
+    /// round.
+    pub differences: u64,
 }
 
 /// The row of an allocation.
@@ -60,7 +69,7 @@ struct State<'a> {
     survey: &'a OfMemory,
     entry: u64,
     spans: Spans,
-    reserved: u64,
+    replay: Option<Replay>,
     live: HashMap<u64, Live>,
     trace: OfTrace,
 }
@@ -97,17 +106,19 @@ pub(super) struct Rows<'a> {
 impl<'a> Rows<'a> {
     pub fn new(survey: &'a Survey, origin: &'a Origin, writer: Writer) -> Self {
         let states = survey.memories.iter().map(|(memory, of)| {
-            let reserved = of.first_segments.bytes();
+            let mut spans = Spans::default();
+            for segment in &of.start.segments {
+                spans.add(segment.expandable, segment.address, segment.bytes);
+            }
+            let replay = Replay::from_map(&of.start, survey.settings.clone());
             let state = State {
                 survey: of,
                 entry: 0,
-                spans: of.first_segments.clone(),
-                reserved,
+                spans,
+                // A map that the model made is sound.
+                replay: replay.ok().filter(|_| *memory != Memory::Host),
                 live: HashMap::new(),
-                trace: OfTrace {
-                    peak_reserved: reserved,
-                    ..OfTrace::default()
-                },
+                trace: OfTrace::default(),
             };
             (*memory, state)
         });
@@ -137,14 +148,13 @@ impl<'a> Rows<'a> {
             .time_us
             .and_then(|us| us.checked_mul(1000))
             .unwrap_or(self.origin.modified_ns);
-        let round = |bytes| {
-            // Pinned memory is rounded otherwise in each version.
-            let is_known = event.memory != Memory::Host && bytes <= LARGEST;
-            is_known.then(|| rules::round(bytes, &self.survey.settings))
-        };
+        let bytes = state.replay(event);
+        let bytes = bytes
+            .filter(|bytes| *bytes >= event.bytes)
+            .or_else(|| rounded(event, &self.survey.settings));
         match event.action {
-            Action::Alloc => state.alloc(event, entry, &mut row, round),
-            Action::FreeRequested | Action::FreeCompleted => state.free(event, &mut row, round),
+            Action::Alloc => state.alloc(event, entry, &mut row, bytes),
+            Action::FreeRequested | Action::FreeCompleted => state.free(event, &mut row, bytes),
             _ => state.segment(event, &mut row),
         }
         self.rows.push(row);
@@ -168,24 +178,32 @@ impl<'a> Rows<'a> {
         staged.close(self.writer)?;
         let memories = self.states.into_iter();
         Ok(Traced {
-            memories: memories.map(|(memory, s)| (memory, s.trace)).collect(),
+            memories: memories
+                .map(|(memory, state)| (memory, state.finish(memory, self.survey)))
+                .collect(),
         })
     }
 }
 
 impl State<'_> {
-    fn grow(&mut self, bytes: i128) {
-        self.trace.grown += bytes;
-        self.trace.most_grown = self.trace.most_grown.max(self.trace.grown);
+    /// Takes an entry into account; how many bytes it made active, or took from what the program
+    /// holds or from what was active.
+    fn replay(&mut self, event: &Event) -> Option<u64> {
+        let replay = self.replay.as_mut()?;
+        let event = event.to_trace()?;
+        let before = replay.totals(event.device);
+        replay.apply(&event);
+        let after = replay.totals(event.device);
+        let moved = |part: fn(&Totals) -> u64| part(&before).abs_diff(part(&after));
+        // Of a completion what is held does not change, of all else it does.
+        let bytes = match moved(|totals| totals.allocated) {
+            0 => moved(|totals| totals.active),
+            bytes => bytes,
+        };
+        Some(bytes).filter(|bytes| *bytes > 0)
     }
 
-    fn alloc(
-        &mut self,
-        event: &Event,
-        entry: u64,
-        row: &mut Row,
-        round: impl Fn(u64) -> Option<u64>,
-    ) {
+    fn alloc(&mut self, event: &Event, entry: u64, row: &mut Row, bytes: Option<u64>) {
         let Some(address) = event.address else { return };
         let last = self.survey.final_blocks.get(&address);
         let lives_on = last.filter(|block| block.entry == Some(entry));
@@ -198,10 +216,9 @@ impl State<'_> {
                 self.trace.blocks.insert(address, at);
                 Some(block.bytes)
             }
-            None => round(event.bytes),
+            None => bytes,
         };
         row.segment = self.spans.segment_of(address);
-        self.grow(row.bytes.unwrap_or(event.bytes).into());
         let live = Live {
             at,
             stack: row.stack,
@@ -211,7 +228,7 @@ impl State<'_> {
         self.live.insert(address, live);
     }
 
-    fn free(&mut self, event: &Event, row: &mut Row, round: impl Fn(u64) -> Option<u64>) {
+    fn free(&mut self, event: &Event, row: &mut Row, bytes: Option<u64>) {
         let Some(address) = event.address else { return };
         let is_last = event.action == Action::FreeCompleted;
         let live = if is_last {
@@ -222,21 +239,17 @@ impl State<'_> {
         row.segment = self.spans.segment_of(address);
         row.bytes = match live {
             Some(live) => live.bytes,
-            None => round(event.bytes),
+            None => bytes,
         };
         if let Some(live) = live {
             row.ended = Some((live.at, live.stack));
         }
         // The first entry that ends a block counts. Of an older block a completion alone does not
         // tell whether the request was before the trace.
-        let ends = match live {
+        row.counted = match live {
             Some(live) => !live.is_freed,
             None => !is_last,
         };
-        row.counted = ends;
-        if ends {
-            self.grow(-i128::from(row.bytes.unwrap_or(event.bytes)));
-        }
         if is_last {
             return;
         }
@@ -250,17 +263,59 @@ impl State<'_> {
         self.spans.apply(event.action, address, event.bytes);
         match event.action {
             Action::SegmentAlloc | Action::SegmentMap => {
-                self.reserved = self.reserved.saturating_add(event.bytes);
                 self.trace.segments.insert(address, row.ts_ns);
             }
             Action::SegmentFree | Action::SegmentUnmap => {
-                self.reserved = self.reserved.saturating_sub(event.bytes);
                 self.trace.segments.remove(&address);
             }
             _ => {}
         }
-        self.trace.peak_reserved = self.trace.peak_reserved.max(self.reserved);
     }
+
+    fn finish(mut self, memory: Memory, survey: &Survey) -> OfTrace {
+        self.trace.replayed = self.replay.map(|replay| {
+            let peaks = replay.peaks(memory.device());
+            let own = survey.segments.iter().filter(|s| s.memory == memory);
+            let end = AddressMap {
+                segments: own.map(|segment| segment.to_map()).collect(),
+            };
+            Replayed {
+                peak_allocated: peaks.allocated,
+                peak_reserved: peaks.reserved,
+                differences: differences(&end, &replay.map()),
+            }
+        });
+        self.trace
+    }
+}
+
+/// What a block has at least, of which nothing but the request is known. Pinned host memory is
+/// rounded otherwise in each version.
+fn rounded(event: &Event, settings: &Settings) -> Option<u64> {
+    let is_known = event.memory != Memory::Host && event.bytes <= LARGEST;
+    is_known.then(|| rules::round(event.bytes, settings))
+}
+
+/// Blocks and gaps of one map that the other does not have. Stacks are not compared, nor pools,
+/// which a trace does not tell.
+fn differences(one: &AddressMap, other: &AddressMap) -> u64 {
+    let tiles = |map: &AddressMap| -> HashSet<(u64, u64, u64, BlockState, Option<u64>)> {
+        let in_segment = |segment: &Segment| {
+            let begin = segment.address;
+            let tile = move |block: &Block| {
+                (
+                    begin,
+                    block.address,
+                    block.bytes,
+                    block.state,
+                    block.requested,
+                )
+            };
+            segment.blocks.iter().map(tile).collect::<Vec<_>>()
+        };
+        map.segments.iter().flat_map(in_segment).collect()
+    };
+    tiles(one).symmetric_difference(&tiles(other)).count() as u64
 }
 
 /// The columns that an entry alone decides; `None` for one that is no row.

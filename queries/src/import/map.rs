@@ -30,6 +30,8 @@ pub(super) struct OfMap {
     /// Over the trace; `None` without one.
     pub peak_allocated: Option<u64>,
     pub peak_reserved: Option<u64>,
+    /// Blocks that replaying the trace leads to otherwise; `None` without a trace.
+    pub differences: Option<u64>,
     snapshot_id: i64,
 }
 
@@ -78,6 +80,7 @@ pub(super) fn rows(
             blocks: 0,
             peak_allocated: None,
             peak_reserved: None,
+            differences: None,
             snapshot_id: snapshot_id(origin, *memory),
         };
         maps.memories.insert(*memory, of);
@@ -101,9 +104,11 @@ pub(super) fn rows(
         let Some(trace) = traced.memories.get(memory).filter(|_| has_trace) else {
             continue;
         };
-        let before = i128::from(of.measures.allocated) - trace.grown;
-        of.peak_allocated = u64::try_from(before + trace.most_grown).ok();
-        of.peak_reserved = Some(trace.peak_reserved.max(of.measures.reserved));
+        if let Some(replayed) = &trace.replayed {
+            of.peak_allocated = Some(replayed.peak_allocated.max(of.measures.allocated));
+            of.peak_reserved = Some(replayed.peak_reserved.max(of.measures.reserved));
+            of.differences = Some(replayed.differences);
+        }
     }
     maps
 }
@@ -270,7 +275,10 @@ impl Maps {
             // Of a trace that begins in mid-life there may have been more.
             of.is_whole().then(|| big(of.ooms()))
         });
-        let lossy = rows.iter().map(|(m, _)| of_survey(m).contradictions > 0);
+        let is_lossy = |(memory, of): &(&Memory, &OfMap)| {
+            of_survey(memory).contradictions > 0 || of.differences.is_some_and(|count| count > 0)
+        };
+        let lossy = rows.iter().map(is_lossy);
         let settings = rows.iter().map(|_| survey.settings_text.as_deref());
         let keys: Vec<_> = rows.iter().map(|(m, of)| (**m, of.snapshot_id)).collect();
         let mut all = self.key(origin, &keys);

@@ -37,17 +37,6 @@ impl Spans {
         }
     }
 
-    /// Takes back what a segment action did.
-    pub fn undo(&mut self, action: Action, address: u64, bytes: u64) {
-        match action {
-            Action::SegmentAlloc => self.apply(Action::SegmentFree, address, bytes),
-            Action::SegmentFree => self.apply(Action::SegmentAlloc, address, bytes),
-            Action::SegmentMap => self.apply(Action::SegmentUnmap, address, bytes),
-            Action::SegmentUnmap => self.apply(Action::SegmentMap, address, bytes),
-            _ => {}
-        }
-    }
-
     fn map(&mut self, address: u64, bytes: u64) {
         let (mut begin, mut end) = (address, address.saturating_add(bytes));
         // Neighbours become part of it.
@@ -85,19 +74,6 @@ impl Spans {
             (address < end).then_some(begin)
         })
     }
-
-    pub fn bytes(&self) -> u64 {
-        let spans = self.whole.iter().chain(&self.mapped);
-        spans.fold(0, |sum, (begin, end)| sum.saturating_add(end - begin))
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.whole.is_empty() && self.mapped.is_empty()
-    }
-
-    pub fn len(&self) -> usize {
-        self.whole.len() + self.mapped.len()
-    }
 }
 
 #[cfg(test)]
@@ -111,29 +87,24 @@ mod tests {
         spans.apply(Action::SegmentMap, 140, 20);
         assert_eq!(spans.segment_of(150), Some(140));
         spans.apply(Action::SegmentMap, 120, 20);
-        assert_eq!(
-            (spans.segment_of(159), spans.segment_of(160)),
-            (Some(100), None)
-        );
-        assert_eq!((spans.bytes(), spans.len()), (60, 1));
+        let found = (spans.segment_of(159), spans.segment_of(160));
+        assert_eq!(found, (Some(100), None));
         spans.apply(Action::SegmentUnmap, 110, 40);
-        assert_eq!(
-            (spans.segment_of(105), spans.segment_of(120)),
-            (Some(100), None)
-        );
-        assert_eq!((spans.segment_of(155), spans.bytes()), (Some(150), 20));
-        spans.undo(Action::SegmentUnmap, 110, 40);
-        assert_eq!((spans.segment_of(155), spans.bytes()), (Some(100), 60));
+        let found = (spans.segment_of(105), spans.segment_of(120));
+        assert_eq!(found, (Some(100), None));
+        assert_eq!(spans.segment_of(155), Some(150));
+        spans.apply(Action::SegmentMap, 110, 40);
+        assert_eq!(spans.segment_of(155), Some(100));
     }
 
     #[test]
     fn whole_segments_come_and_go() {
         let mut spans = Spans::default();
         spans.apply(Action::SegmentAlloc, 1000, 512);
-        assert_eq!(spans.segment_of(1511), Some(1000));
-        spans.undo(Action::SegmentAlloc, 1000, 512);
-        assert!(spans.is_empty());
-        spans.undo(Action::SegmentFree, 1000, 512);
-        assert_eq!(spans.bytes(), 512);
+        spans.apply(Action::SegmentAlloc, 1512, 512);
+        let found = (spans.segment_of(1511), spans.segment_of(1512));
+        assert_eq!(found, (Some(1000), Some(1512)));
+        spans.apply(Action::SegmentFree, 1000, 512);
+        assert_eq!(spans.segment_of(1511), None);
     }
 }

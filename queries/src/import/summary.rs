@@ -50,6 +50,9 @@ pub struct MemorySummary {
     pub trace_is_whole: Option<bool>,
     /// Entries that contradict one another or the map.
     pub contradictions: u64,
+    /// Blocks and gaps that replaying the trace leads to otherwise than the snapshot has them; 0: the
+    /// replay gives the snapshot's map block for block. `None` without a trace.
+    pub differences: Option<u64>,
     /// Over the trace, bytes; `None` without one.
     pub peak_allocated: Option<u64>,
     /// See `peak_allocated`.
@@ -78,12 +81,13 @@ impl Summary {
                 unknown: of.unknown.clone().into_iter().collect(),
                 older_blocks: of.older_blocks,
                 older_segments: if of.total_events > 0 {
-                    of.first_segments.len() as u64
+                    of.start.segments.len() as u64
                 } else {
                     0
                 },
                 trace_is_whole: (of.total_events > 0).then(|| of.is_whole()),
                 contradictions: of.contradictions,
+                differences: map.differences,
                 peak_allocated: map.peak_allocated,
                 peak_reserved: map.peak_reserved,
             }
@@ -139,6 +143,7 @@ impl Summary {
                     "older_blocks": of.older_blocks,
                     "older_segments": of.older_segments,
                     "contradictions": of.contradictions,
+                    "replay_differences": of.differences,
                 })
             })
             .collect();
@@ -225,6 +230,14 @@ impl MemorySummary {
                 .collect();
             let unknown = format!("{}: not known, no rows", unknown.join(", "));
             line(text, "  actions", &unknown);
+        }
+        match self.differences {
+            Some(0) => line(text, "  replay", "gives this map, block for block"),
+            Some(count) => {
+                let count = format!("gives a map that differs in {count} blocks and gaps");
+                line(text, "  replay", &count);
+            }
+            None => {}
         }
         if self.contradictions > 0 {
             let count = format!(

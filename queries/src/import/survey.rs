@@ -4,14 +4,19 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use vramscope_model::map::{AddressMap, BlockState};
 use vramscope_model::settings::Settings;
+use vramscope_model::trace::{Start, TraceEvent};
 use vramscope_snapshot::{Action, Event, Item, Memory, Segment};
 
 use super::source::Source;
-use super::spans::Spans;
 use super::{Error, Watch};
 
 /// Different unknown actions that are counted by name.
 const UNKNOWN_NAMES: usize = 32;
+
+/// Entries of a trace that are kept whole to find out what lived before it: about 20 MiB. Of longer
+/// ones only those are kept that the start cannot be found without; then it is not known how far
+/// blocks reached that were freed in the trace, beyond their rounded size.
+const KEPT_ENTRIES: usize = 1 << 18;
 
 /// The snapshot, without its trace.
 pub(super) struct Survey {
@@ -38,12 +43,20 @@ pub(super) struct OfMemory {
     /// Entries that cannot be: an allocation where a block lives, a live block that the map does
     /// not have.
     pub contradictions: u64,
-    /// The segments before the first entry.
-    pub first_segments: Spans,
+    /// The map before the first entry.
+    pub start: AddressMap,
     /// Blocks in use in the final map.
     pub final_blocks: HashMap<u64, FinalBlock>,
-    segment_events: Vec<(Action, u64, u64)>,
+    kept: Vec<Kept>,
+    is_thinned: bool,
     live: HashMap<u64, Live>,
+}
+
+/// An entry that helps to find the start.
+struct Kept {
+    number: u64,
+    event: TraceEvent,
+    is_essential: bool,
 }
 
 /// A block in use in the final map.
@@ -59,6 +72,7 @@ pub(super) struct FinalBlock {
 struct Live {
     /// `None`: the block is older than the trace.
     entry: Option<u64>,
+    event: TraceEvent,
     pending: bool,
 }
 
@@ -79,11 +93,15 @@ impl OfMemory {
                 *self.unknown.entry(name.to_string()).or_default() += 1;
             }
         }
-        let Some(address) = event.address else { return };
+        let (Some(address), Some(traced)) = (event.address, event.to_trace()) else {
+            return;
+        };
+        let mut is_essential = false;
         match event.action {
             Action::Alloc => {
                 let block = Live {
                     entry: Some(entry),
+                    event: traced,
                     pending: false,
                 };
                 let before = self.live.insert(address, block);
@@ -95,9 +113,11 @@ impl OfMemory {
                     block.pending = true;
                 }
                 None => {
+                    is_essential = true;
                     self.older_blocks += 1;
                     let block = Live {
                         entry: None,
+                        event: traced,
                         pending: true,
                     };
                     self.live.insert(address, block);
@@ -106,54 +126,79 @@ impl OfMemory {
             Action::FreeCompleted => {
                 let known = self.live.remove(&address);
                 self.older_blocks += u64::from(known.is_none());
+                is_essential = known.is_none_or(|block| block.entry.is_none());
             }
-            Action::SegmentAlloc
-            | Action::SegmentFree
-            | Action::SegmentMap
-            | Action::SegmentUnmap => {
-                self.segment_events
-                    .push((event.action, address, event.bytes));
-            }
-            _ => {}
+            _ => is_essential = true,
+        }
+        self.keep(Kept {
+            number: entry,
+            event: traced,
+            is_essential,
+        });
+    }
+
+    fn keep(&mut self, entry: Kept) {
+        if !self.is_thinned && self.kept.len() == KEPT_ENTRIES {
+            self.is_thinned = true;
+            self.kept.retain(|kept| kept.is_essential);
+            self.kept.shrink_to_fit();
+        }
+        if !self.is_thinned || entry.is_essential {
+            self.kept.push(entry);
         }
     }
 
-    /// Compares the trace with the map it led to.
-    fn settle(&mut self, segments: &[&Segment]) {
-        for segment in segments {
-            let span = (segment.expandable, segment.address, segment.bytes);
-            self.first_segments.add(span.0, span.1, span.2);
-            for block in &segment.blocks {
-                if block.state == BlockState::Inactive {
-                    continue;
-                }
-                let live = self.live.remove(&block.address);
-                let is_pending = block.state == BlockState::PendingFree;
-                let agrees = live.is_none_or(|live| live.pending == is_pending);
-                self.contradictions += u64::from(!agrees);
-                let is_older = live.is_none_or(|live| live.entry.is_none());
-                // An older block that the trace freed was counted then.
-                self.older_blocks += u64::from(is_older && live.is_none() && self.total_events > 0);
-                self.final_blocks.insert(
-                    block.address,
-                    FinalBlock {
-                        bytes: block.bytes,
-                        entry: live.and_then(|live| live.entry),
-                    },
-                );
+    /// The entries from which the start is found.
+    fn events(&mut self) -> Vec<TraceEvent> {
+        let mut kept = std::mem::take(&mut self.kept);
+        if self.is_thinned {
+            // What was allocated last and lives on did not live before.
+            let living = self.live.values().filter_map(|live| {
+                Some(Kept {
+                    number: live.entry?,
+                    event: live.event,
+                    is_essential: true,
+                })
+            });
+            kept.extend(living);
+            kept.sort_by_key(|kept| kept.number);
+        }
+        kept.into_iter().map(|kept| kept.event).collect()
+    }
+
+    /// Compares the trace with the map it led to, and finds the map that it began with.
+    fn settle(&mut self, segments: &[&Segment], settings: &Settings) {
+        let events = self.events();
+        let end = AddressMap {
+            segments: segments.iter().map(|segment| segment.to_map()).collect(),
+        };
+        self.start = Start::find(&events, &end, settings).map;
+        for block in segments.iter().flat_map(|segment| &segment.blocks) {
+            if block.state == BlockState::Inactive {
+                continue;
             }
+            let live = self.live.remove(&block.address);
+            let is_pending = block.state == BlockState::PendingFree;
+            let agrees = live.is_none_or(|live| live.pending == is_pending);
+            self.contradictions += u64::from(!agrees);
+            // An older block that the trace freed was counted then.
+            self.older_blocks += u64::from(live.is_none() && self.total_events > 0);
+            self.final_blocks.insert(
+                block.address,
+                FinalBlock {
+                    bytes: block.bytes,
+                    entry: live.and_then(|live| live.entry),
+                },
+            );
         }
         self.contradictions += self.live.len() as u64;
         self.live = HashMap::new();
-        for (action, address, bytes) in std::mem::take(&mut self.segment_events).iter().rev() {
-            self.first_segments.undo(*action, *address, *bytes);
-        }
     }
 
     /// Whether the trace begins with the allocator's first action. If not, recording began later,
     /// or the ring that held the trace was overwritten.
     pub fn is_whole(&self) -> bool {
-        self.total_events > 0 && self.older_blocks == 0 && self.first_segments.is_empty()
+        self.total_events > 0 && self.older_blocks == 0 && self.start.segments.is_empty()
     }
 
     pub fn ooms(&self) -> u64 {
@@ -186,12 +231,12 @@ pub(super) fn take(source: &Source, watch: &dyn Watch) -> Result<(Survey, i64), 
     for memory in seen {
         memories.entry(memory).or_default();
     }
-    for (memory, of) in &mut memories {
-        let own: Vec<&Segment> = segments.iter().filter(|s| s.memory == *memory).collect();
-        of.settle(&own);
-    }
     let settings_text = reading.outline.settings;
     let settings = Settings::parse(settings_text.as_deref().unwrap_or_default()).settings;
+    for (memory, of) in &mut memories {
+        let own: Vec<&Segment> = segments.iter().filter(|s| s.memory == *memory).collect();
+        of.settle(&own, &settings);
+    }
     let survey = Survey {
         settings_text,
         settings,

@@ -10,7 +10,10 @@ mod commands;
 mod docs;
 mod folder;
 mod functions;
+mod import;
 mod limits;
 mod remote;
 mod seed;
 mod slt;
+#[path = "../../snapshot/tests/it/writer.rs"]
+mod writer;

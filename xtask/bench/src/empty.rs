@@ -5,12 +5,14 @@
 //! has them (6.6 on), and else by perf events.
 
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use clap::Args;
 use object::{Object, ObjectSegment, ObjectSymbol};
+use serde_json::{Value, json};
 
 // Values of `enum bpf_cmd`, `bpf_prog_type` and `bpf_attach_type` in the kernel's `linux/bpf.h`.
 const BPF_PROG_LOAD: libc::c_long = 5;
@@ -78,6 +80,38 @@ struct PerfAttr {
     rest: [u64; 5],
 }
 
+#[derive(Debug, Args)]
+pub struct Hold {
+    /// A place: PATH=OFFSET=COUNTER, both in the file; 0 for no counter.
+    #[arg(long = "place", required = true, value_parser = place)]
+    places: Vec<(PathBuf, u64, u64)>,
+}
+
+fn place(text: &str) -> Result<(PathBuf, u64, u64), String> {
+    let mut parts = text.rsplitn(3, '=');
+    let mut part = || parts.next().ok_or("expected PATH=OFFSET=COUNTER");
+    let (counter, offset, path) = (part()?, part()?, part()?);
+    let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is no number"));
+    Ok((path.into(), number(offset)?, number(counter)?))
+}
+
+/// Puts empty programs at all places, says "ready", and waits for the end of the input.
+pub fn hold(options: &Hold) -> Result<Value> {
+    let mut kept = Vec::new();
+    for (path, offset, counter) in &options.places {
+        let name =
+            CString::new(path.as_os_str().as_encoded_bytes()).context("a path has no zeros")?;
+        let fds = multi(&name, (*offset, *counter), false)
+            .or_else(|_| perf_event(&name, (*offset, *counter), false))
+            .with_context(|| format!("failed to hook {} at {offset}", path.display()))?;
+        kept.push(fds);
+    }
+    println!("ready");
+    io::stdout().flush().ok();
+    io::copy(&mut io::stdin(), &mut io::sink()).context("failed to wait for the end")?;
+    Ok(json!({"places": kept.len()}))
+}
+
 /// Probes that live as long as this value.
 pub struct Probes {
     _kept: Vec<OwnedFd>,
@@ -89,8 +123,8 @@ pub fn attach(file: &Path, symbol: &str) -> Result<Probes> {
     let path = CString::new(file.as_os_str().as_encoded_bytes()).context("a path has no zeros")?;
     let mut kept = Vec::new();
     for returns in [true, false] {
-        let fds = multi(&path, offset, returns)
-            .or_else(|_| perf_event(&path, offset, returns))
+        let fds = multi(&path, (offset, 0), returns)
+            .or_else(|_| perf_event(&path, (offset, 0), returns))
             .with_context(|| format!("failed to hook {symbol} in {}", file.display()))?;
         kept.extend(fds);
     }
@@ -128,7 +162,7 @@ fn load(expected_attach_type: u32) -> io::Result<OwnedFd> {
     unsafe { bpf(BPF_PROG_LOAD, &attributes) }
 }
 
-fn multi(path: &CString, offset: u64, returns: bool) -> io::Result<Vec<OwnedFd>> {
+fn multi(path: &CString, (offset, counter): (u64, u64), returns: bool) -> io::Result<Vec<OwnedFd>> {
     let program = load(BPF_TRACE_UPROBE_MULTI)?;
     let cookie = 0u64;
     let attributes = LinkCreate {
@@ -136,6 +170,11 @@ fn multi(path: &CString, offset: u64, returns: bool) -> io::Result<Vec<OwnedFd>>
         attach_type: BPF_TRACE_UPROBE_MULTI,
         path: path.as_ptr() as u64,
         offsets: &raw const offset as u64,
+        ref_ctr_offsets: if counter == 0 {
+            0
+        } else {
+            &raw const counter as u64
+        },
         cookies: &raw const cookie as u64,
         cnt: 1,
         multi_flags: if returns {
@@ -150,13 +189,17 @@ fn multi(path: &CString, offset: u64, returns: bool) -> io::Result<Vec<OwnedFd>>
     Ok(vec![program, link])
 }
 
-fn perf_event(path: &CString, offset: u64, returns: bool) -> io::Result<Vec<OwnedFd>> {
+fn perf_event(
+    path: &CString,
+    (offset, counter): (u64, u64),
+    returns: bool,
+) -> io::Result<Vec<OwnedFd>> {
     let program = load(0)?;
     let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
     let attributes = PerfAttr {
         kind: kind.trim().parse().map_err(io::Error::other)?,
         size: PERF_ATTR_SIZE_VER5,
-        config: u64::from(returns),
+        config: counter << 32 | u64::from(returns),
         config1: path.as_ptr() as u64,
         config2: offset,
         ..PerfAttr::default()

@@ -6,6 +6,7 @@ mod empty;
 mod library;
 mod parquet_bytes;
 mod rounds;
+mod simulate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,10 +25,14 @@ struct Cli {
 enum Part {
     /// Call one function in copies of one library, in turns, and measure a call in each.
     Rounds(rounds::Rounds),
+    /// Hold empty programs at places of files until the input ends.
+    Hold(empty::Hold),
     /// Allocate and free at a pace from many stacks.
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
     Live(churn::Live),
+    /// Replay allocator traces through the simulator.
+    Simulate(simulate::Simulate),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -38,8 +43,10 @@ enum Part {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().part {
         Part::Rounds(options) => rounds::run(&options),
+        Part::Hold(options) => empty::hold(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
+        Part::Simulate(options) => simulate::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

@@ -103,9 +103,9 @@ fn pytorchs_own_account_equals_the_rows() {
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .env("PYTHON", full.python)
+        .env("PYTHON", &full.python)
         .env("VRAMSCOPE_FAKE_DIR", folder.path().join("ledgers"));
-    torch::on_standins(&project, &mut command);
+    torch::on_standins(&project, &full.libraries, &mut command);
     for check in CHECKS {
         command.args(["--only", check]);
     }

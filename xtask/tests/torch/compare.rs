@@ -194,23 +194,82 @@ fn samples(
         let ts_ns = required(row, "ts_ns");
         ts_ns > rest.quiet_from_ns && ts_ns < rest.quiet_to_ns
     };
-    let reason_fits = |row: &&Row| text(row, "reason") != "end";
-    for sample in trace.samples.iter().filter(is_at_rest).filter(reason_fits) {
-        let device = required(sample, "device") as u32;
-        let Some(stats) = truth.devices.iter().find(|stats| stats.device == device) else {
-            panic!("a sample of device {device}: {sample:?}");
-        };
-        differences.at = format!("{} sample of device {device}", truth.name);
-        sample_totals(truth, stats, raw, sample, differences);
-        compared.samples += 1;
-        compared.pending_samples += usize::from(truth.pending() > 0);
-        let of_it = |row: &&Row| {
-            number(row, "snapshot_id") == number(sample, "snapshot_id")
-                && number(row, "device") == number(sample, "device")
-        };
-        let segments: Vec<&Row> = trace.segments.iter().filter(of_it).collect();
-        sample_map(truth, device, &segments, differences);
-        compared.sample_segments += segments.len();
+    for row in trace.samples.iter().filter(is_at_rest) {
+        sample(truth, raw, row, trace, differences, compared);
+    }
+}
+
+fn sample(
+    truth: &Checkpoint,
+    raw: (usize, u64),
+    sample: &Row,
+    trace: &Trace,
+    differences: &mut Differences,
+    compared: &mut Compared,
+) {
+    let device = required(sample, "device") as u32;
+    let Some(stats) = truth.devices.iter().find(|stats| stats.device == device) else {
+        panic!("a sample of device {device}: {sample:?}");
+    };
+    let reason = text(sample, "reason");
+    differences.at = format!("{} {reason} sample of device {device}", truth.name);
+    sample_totals(truth, stats, raw, sample, differences);
+    compared.samples += 1;
+    compared.pending_samples += usize::from(truth.pending() > 0);
+    let of_it = |row: &&Row| {
+        number(row, "snapshot_id") == number(sample, "snapshot_id")
+            && number(row, "device") == number(sample, "device")
+    };
+    let segments: Vec<&Row> = trace.segments.iter().filter(of_it).collect();
+    sample_map(truth, device, &segments, differences);
+    compared.sample_segments += segments.len();
+}
+
+/// The samples that are taken for a reason: one of device 0 at each request that failed, and the last
+/// ones, which are of the last checkpoint.
+pub fn at_events(
+    last: &Checkpoint,
+    trace: &Trace,
+    differences: &mut Differences,
+    compared: &mut Compared,
+) {
+    let of = |reason: &str| -> Vec<&Row> {
+        let samples = trace.samples.iter();
+        samples
+            .filter(|row| text(row, "reason") == reason)
+            .collect()
+    };
+    let (failures, ends) = (of("oom"), of("end"));
+    let failures: Vec<&&Row> = failures
+        .iter()
+        .filter(|row| number(row, "device") == Some(0))
+        .collect();
+    differences.at = "failed requests".to_string();
+    differences.expect("samples", failures.len(), last.failures.len());
+    for (row, failure) in failures.iter().zip(&last.failures) {
+        let exact = [
+            ("allocated_bytes", failure.allocated_bytes),
+            ("reserved_bytes", failure.reserved_bytes),
+            ("retries", failure.retries),
+            ("ooms", failure.ooms),
+            ("device_free_bytes", failure.device_free_bytes),
+        ];
+        for (column, theirs) in exact {
+            differences.expect(column, number(row, column), Some(theirs as i64));
+        }
+        // Rounded as the allocator rounds requests: to 512 bytes, or as the settings say.
+        let tried = required(row, "tried_bytes");
+        let rounds_up = (failure.tried_bytes..2 * failure.tried_bytes).contains(&tried);
+        differences.expect("tried_bytes is the request, rounded up", rounds_up, true);
+    }
+    differences.at = "end".to_string();
+    let devices = last
+        .devices
+        .iter()
+        .filter(|stats| stats.allocation.peak > 0);
+    differences.expect("samples", ends.len(), devices.count());
+    for row in ends {
+        sample(last, (0, 0), row, trace, differences, compared);
     }
 }
 
@@ -230,6 +289,7 @@ fn sample_totals(
         ("retries", stats.num_alloc_retries),
         ("ooms", stats.num_ooms),
         ("peak_allocated_bytes", stats.allocated_bytes.peak),
+        ("peak_reserved_bytes", stats.reserved_bytes.peak),
     ];
     for (column, theirs) in exact {
         differences.expect(column, told(column), Some(theirs as i64));

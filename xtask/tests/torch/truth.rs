@@ -13,6 +13,20 @@ pub struct Checkpoint {
     pub mark_bytes: u64,
     pub devices: Vec<Stats>,
     pub segments: Vec<Segment>,
+    /// Requests of device 0 that failed so far.
+    pub failures: Vec<Failure>,
+}
+
+/// What the program saw right after a request failed.
+#[derive(Debug, Deserialize)]
+pub struct Failure {
+    /// As asked for; what was tried is rounded up.
+    pub tried_bytes: u64,
+    pub allocated_bytes: u64,
+    pub reserved_bytes: u64,
+    pub retries: u64,
+    pub ooms: u64,
+    pub device_free_bytes: u64,
 }
 
 /// `torch.cuda.memory_stats()` of one device.

@@ -185,6 +185,7 @@ pub const HOOKS: &[Hook] = &[
     hook("cudaIpcCloseMemHandle", Runtime, CloseIpc),
     // What an allocator asks before it says that memory is out.
     hook("cuMemGetInfo_v2", Driver, AskMemory),
+    narrow("cuMemGetInfo", AskMemory),
     hook("cudaMemGetInfo", Runtime, AskMemory),
     // Which device a call is for, and what ends with a context.
     hook("cuDevicePrimaryCtxRetain", Driver, RetainPrimary),

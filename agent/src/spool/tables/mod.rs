@@ -61,8 +61,7 @@ pub fn batches<'a>(
 ) -> Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + 'a> {
     let whole = match table {
         Table::AllocEvents => {
-            let pieces = rows.alloc_events.chunks(ROWS_PER_BATCH);
-            return Box::new(pieces.map(move |piece| alloc_events(piece, origin)));
+            return Box::new(event_batches(&rows.alloc_events, origin));
         }
         Table::Stacks => stacks(&rows.stacks, origin),
         Table::Processes => processes(&rows.processes, origin),
@@ -77,6 +76,15 @@ pub fn batches<'a>(
         Table::Traffic => return Box::new(std::iter::empty()),
     };
     Box::new(std::iter::once(whole))
+}
+
+/// Rows of `alloc_events` as batches.
+pub fn event_batches<'a>(
+    rows: &'a [AllocRow],
+    origin: Origin<'a>,
+) -> impl Iterator<Item = Result<RecordBatch, ArrowError>> + 'a {
+    rows.chunks(ROWS_PER_BATCH)
+        .map(move |piece| alloc_events(piece, origin))
 }
 
 type Columns = Vec<(&'static str, ArrayRef)>;

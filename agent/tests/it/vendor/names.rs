@@ -72,7 +72,8 @@ fn concerns_memory(name: &str) -> bool {
         .iter()
         .chain(&["Load", "Unload"])
         .any(|verb| has(verb));
-    (has("Set") && (has("Ctx") || has("Device"))) || (verb && is_told)
+    let asks_for_free_bytes = has("Mem") && has("Get") && has("Info");
+    (has("Set") && (has("Ctx") || has("Device"))) || (verb && is_told) || asks_for_free_bytes
 }
 
 /// Names that are not hooked, and why.

@@ -89,7 +89,13 @@ impl Space {
     }
 
     fn invent(&mut self, bytes: u64) -> Option<u64> {
-        let address = self.next;
+        let mut address = self.next;
+        while !self.is_free(address, bytes) {
+            let reach = address.checked_add(bytes)?;
+            let (begin, used) = self.used.range(..reach).next_back()?;
+            let behind = begin.checked_add(*used)?;
+            address = behind.checked_next_multiple_of(ALIGNMENT)?;
+        }
         let end = address.checked_add(bytes)?;
         if end >= END {
             return None;

@@ -144,6 +144,8 @@ impl Simulator {
             let room = foreign.map_or(u64::MAX, |segment| segment.address - base);
             let reach = base.saturating_add(wanted.min(room));
             let inside = ranges.partition_point(|range| range.end() <= reach).max(1);
+            let next = ranges.get(inside).map_or(u64::MAX, |range| range.address);
+            let reach = reach.min(next);
             let end = ranges[inside - 1].end().max(reach - (reach - base) % chunk);
             self.adopt_reservation(
                 &ranges[..inside],
@@ -169,15 +171,30 @@ impl Simulator {
             if let Some(before) = last {
                 last = Some(self.append_unmapped(before, range.address));
             }
-            if let Some(before) = last {
-                self.blocks.append(before, first);
-            }
-            last = Some(end);
+            last = Some(match last {
+                Some(before) => self.link(before, first, end),
+                None => end,
+            });
         }
         let Some(last) = last else { return };
         let end = reservation.base + reservation.bytes;
         let tail = self.append_unmapped(last, end);
         self.mark(tail, number);
+    }
+
+    /// Puts a chain from `first` to `end` behind `before`, as one block where both are free at
+    /// the seam; returns the last block.
+    fn link(&mut self, before: u32, first: u32, end: u32) -> u32 {
+        self.blocks.append(before, first);
+        let is_free = |block: u32| self.blocks[block].state == State::Free;
+        if !is_free(before) || !is_free(first) {
+            return end;
+        }
+        self.lists.remove_free(before, &self.blocks[before]);
+        self.lists.remove_free(first, &self.blocks[first]);
+        self.blocks.join(before, first);
+        self.lists.insert_free(before, &mut self.blocks[before]);
+        if end == first { before } else { end }
     }
 
     /// Fills a chain with unmapped memory up to `address`, if anything is missing.

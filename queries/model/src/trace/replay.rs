@@ -326,7 +326,7 @@ impl Device {
             bytes,
             pool: PoolKey {
                 device: event.device,
-                private: None,
+                private: event.private,
                 size: pool_size_of_segment(bytes),
                 stream: event.stream,
             },
@@ -395,6 +395,9 @@ impl Device {
 /// Takes a range out of `segments`, keeping what lies before and behind it.
 fn cut(segments: &mut BTreeMap<u64, Range>, begin: u64, end: u64) -> u64 {
     let mut removed = 0;
+    if begin >= end {
+        return removed;
+    }
     loop {
         let touched = segments
             .range(..end)

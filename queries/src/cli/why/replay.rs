@@ -341,6 +341,7 @@ impl Trace {
             address: 0,
             bytes,
             stream: 0,
+            private: None,
             time_ns: None,
             tag: None,
         };

@@ -7,8 +7,10 @@
 
 mod agent;
 mod daemon;
+mod framework;
 mod parquet;
 mod probes;
+mod simulate;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,7 +27,9 @@ use crate::project::Project;
 #[command(after_help = "Examples:
   cargo xtask bench probes           what a traced call costs, against an empty probe and bpftrace
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
+  cargo xtask bench framework        what tracing costs a pair of PyTorch's allocator
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
+  cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
 They need root and at least two CPUs, and a machine that is otherwise idle.")]
@@ -47,8 +51,12 @@ pub enum Name {
     Probes,
     /// The whole agent: events a second on one core, losses, CPU, memory.
     Agent,
+    /// Cost of a traced pair of PyTorch's allocator against empty probes at the same places.
+    Framework,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
+    /// Allocator events a second through the simulator.
+    Simulate,
 }
 
 /// Which values are good enough.
@@ -124,7 +132,9 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
         let (text, figures) = match name {
             Name::Probes => ("probes", probes::measure(project)?),
             Name::Agent => ("agent", agent::measure(project)?),
+            Name::Framework => ("framework", framework::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
+            Name::Simulate => ("simulate", simulate::measure(project)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
