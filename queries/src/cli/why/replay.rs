@@ -236,6 +236,14 @@ async fn record(
         ));
     }
     let mut notes = Vec::new();
+    let has_private = |(map, _): &(AddressMap, i64)| {
+        map.segments
+            .iter()
+            .any(|segment| segment.pool.private.is_some())
+    };
+    if end.as_ref().is_some_and(has_private) {
+        notes.push("requests of captured graphs are rerun in the default pool".to_string());
+    }
     let start = if trace.from_the_start {
         None
     } else {
