@@ -99,7 +99,12 @@ impl Machine {
     }
 
     fn check_memory(&self) -> Result<(), Error> {
-        let stack = self.stack.len() * size_of::<Value>();
+        self.check_memory_with(0)
+    }
+
+    /// Whether that many bytes more may be held.
+    fn check_memory_with(&self, more: usize) -> Result<(), Error> {
+        let stack = self.stack.capacity() * size_of::<Value>() + more;
         let held = stack as u64 + self.nodes.bytes() + self.memo.bytes() + self.tables.bytes();
         if held <= self.limits.memory {
             return Ok(());
@@ -126,13 +131,19 @@ impl Machine {
 
     #[inline]
     pub fn push(&mut self, value: Value) -> Result<(), Error> {
+        // The stack takes memory when it grows, to twice its size, and not with each of a million
+        // values.
+        if self.stack.len() == self.stack.capacity() {
+            self.check_memory_with(self.stack.capacity() * size_of::<Value>())?;
+        }
         self.stack.push(value);
-        self.check_memory()
+        Ok(())
     }
 
     pub fn push_text(&mut self, text: &str) -> Result<(), Error> {
         let text = self.tables.intern(text);
-        self.push(Value::Text(text))
+        self.push(Value::Text(text))?;
+        self.check_memory()
     }
 
     /// The last value, which stays.
@@ -193,7 +204,8 @@ impl Machine {
 
     fn open(&mut self, kind: Kind, role: Role) -> Result<(), Error> {
         let handle = self.nodes.add(kind, role, self.offset);
-        self.push(Value::Node(handle))
+        self.push(Value::Node(handle))?;
+        self.check_memory()
     }
 
     /// What a list that begins here will be.
@@ -300,8 +312,19 @@ impl Machine {
     pub fn append_all(&mut self) -> Result<(), Error> {
         let mark = self.pop_mark()?;
         let list = self.below(mark.at)?;
-        for index in mark.at..self.stack.len() {
-            self.append(list, self.stack[index])?;
+        let values = &self.stack[mark.at..];
+        // Most lists are stacks, and most of their frames are known.
+        let is_simple = !values.iter().any(|value| matches!(value, Value::Node(_)))
+            && self
+                .nodes
+                .get(list)
+                .is_some_and(|node| node.kind == Kind::List && node.role == Role::Plain);
+        if is_simple {
+            self.nodes.extend(list, values);
+        } else {
+            for index in mark.at..self.stack.len() {
+                self.append(list, self.stack[index])?;
+            }
         }
         self.stack.truncate(mark.at);
         self.check_memory()
@@ -360,7 +383,8 @@ impl Machine {
         {
             let pair = self.tables.intern_pair((a, b));
             self.stack.truncate(from);
-            return self.push(Value::Pair(pair));
+            self.push(Value::Pair(pair))?;
+            return self.check_memory();
         }
         let role = match kind {
             Kind::Dict if from == 0 => Role::Root,
@@ -381,7 +405,8 @@ impl Machine {
             }
         }
         self.stack.truncate(from);
-        self.push(Value::Node(handle))
+        self.push(Value::Node(handle))?;
+        self.check_memory()
     }
 
     fn append(&mut self, list: Handle, value: Value) -> Result<(), Error> {

@@ -110,6 +110,14 @@ impl Nodes {
         }
     }
 
+    /// Adds values to a container that is there.
+    pub fn extend(&mut self, handle: Handle, values: &[Value]) {
+        if let Some(node) = self.get_mut(handle) {
+            node.items.extend_from_slice(values);
+            self.values += values.len() as u64;
+        }
+    }
+
     /// Ends a container that became something else. The slot of one that may lie in several places
     /// is not used again: it tells what became of it. Its place in the memo.
     pub fn become_value(&mut self, handle: Handle, value: Value) -> Option<u32> {
