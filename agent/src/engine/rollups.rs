@@ -108,11 +108,20 @@ impl Engine {
 /// When the oldest allocation of each stack that lives was made.
 fn oldest_by_stack(process: &Process) -> HashMap<(Place, Option<i64>), u64> {
     let mut oldest = HashMap::new();
+    let mut note = |place: Place, stack: Option<i64>, effect_ns: u64| {
+        let born_ns = oldest.entry((place, stack)).or_insert(u64::MAX);
+        *born_ns = effect_ns.min(*born_ns);
+    };
     for allocation in process.live.values() {
-        let born_ns = oldest
-            .entry((allocation.place(), allocation.stack_id()))
-            .or_insert(u64::MAX);
-        *born_ns = allocation.effect_ns.min(*born_ns);
+        note(
+            allocation.place(),
+            allocation.stack_id(),
+            allocation.effect_ns,
+        );
+    }
+    let blocks = process.heap.iter().flat_map(|heap| heap.blocks().values());
+    for block in blocks {
+        note(block.place(), block.stack_id(), block.effect_ns);
     }
     oldest
 }
