@@ -167,6 +167,8 @@ impl System {
             "sample_interval = \"500ms\"".to_string(),
             "flush_interval = \"200ms\"".to_string(),
             "window = \"2s\"".to_string(),
+            // What is compared with a ledger has to be there.
+            "framework_events = \"always\"".to_string(),
         ];
         if let Some(nvml) = nvml {
             lines.push(format!("nvml_library = {}", path(nvml)));

@@ -38,7 +38,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use crate::host::clock;
-use crate::spool::room::{self, RECORDER_FULL};
+use crate::spool::room::RECORDER_FULL;
 use crate::spool::rows::{AllocRow, Rows};
 use crate::spool::tables::Origin;
 use files::{Entry, OOM};

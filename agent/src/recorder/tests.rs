@@ -14,7 +14,7 @@ use super::view::{Moment, Wanted, Who};
 use super::*;
 use crate::host::identity::Host;
 use crate::spool::folder;
-use crate::spool::room::{RECORDER_OFF, RECORDER_OVERWRITTEN};
+use crate::spool::room::{self, RECORDER_OFF, RECORDER_OVERWRITTEN};
 use crate::spool::rows::{FrameRow, StackRow};
 
 const SECOND: i64 = 1_000_000_000;
@@ -810,4 +810,70 @@ fn a_commit_that_fails_keeps_no_row_twice() {
     agent.settle();
     assert_eq!(agent.arrived(), [0, 2].into());
     assert_eq!(agent.recorder().report().rows, 2);
+}
+
+/// How fast rows are recorded and travel, for docs/flight-recorder.md. Measures, asserts nothing
+/// about time:
+/// `cargo test --workspace --lib -- --ignored --nocapture recording_speed`
+#[test]
+#[ignore = "a measurement"]
+fn recording_speed() {
+    const FLUSHES: i64 = 20;
+    const ROWS: i64 = 50_000;
+    let mut agent = Agent::new(options());
+    let mut spent = Duration::ZERO;
+    let cpu_before = clock::cpu_ns();
+    let mut cpu_making = 0;
+    for flush in 0..FLUSHES {
+        let making = clock::cpu_ns();
+        // A block lives for some hundred others; 300 stacks; totals that go up and down.
+        let rows: Vec<_> = (0..ROWS)
+            .map(|i| {
+                let seq = flush * ROWS + i;
+                let mixed = (seq as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+                let bytes = 512 * (1 + (mixed % 4096) as i64);
+                AllocRow {
+                    ts_enter_ns: Some(START + seq * 10_000),
+                    tid: Some(7),
+                    device: Some(0),
+                    stream: Some((mixed % 3) as i64),
+                    bytes: Some(bytes),
+                    requested_bytes: Some(bytes - (mixed % 512) as i64),
+                    address: Some(0x7f00_0000_0000 + (mixed % (1 << 25)) as i64 * 512),
+                    stack_id: Some((mixed % 300) as i64),
+                    stack_quality: Some("frame_pointer"),
+                    alloc_seq: (seq % 2 == 1).then_some(seq - (mixed % 400) as i64),
+                    lifetime_ns: (seq % 2 == 1).then_some((mixed % 4_000_000) as i64),
+                    segment_address: Some(0x7f00_0000_0000 + (mixed % 64) as i64 * (20 << 20)),
+                    allocator_allocated_bytes: Some((4 << 30) + (mixed % 100_000) as i64 * 512),
+                    allocator_reserved_bytes: Some((5 << 30) + (seq / 10_000) * (2 << 20)),
+                    ..row(seq, 1, START + seq * 10_000)
+                }
+            })
+            .collect();
+        cpu_making += clock::cpu_ns() - making;
+        NOW.set(START + flush * ROWS * 10_000);
+        let begun = Instant::now();
+        agent.flush(rows);
+        spent += begun.elapsed();
+    }
+    let cpu = clock::cpu_ns() - cpu_before - cpu_making;
+    let report = agent.recorder().report();
+    let rows = report.recorded_rows as f64;
+    println!(
+        "recorded {rows} rows: {:.0} rows a second of processor, {:.0} by the clock, {:.1} bytes a row",
+        rows / (cpu as f64 / 1e9),
+        rows / spent.as_secs_f64(),
+        report.bytes as f64 / rows
+    );
+    let cpu_before = clock::cpu_ns();
+    agent
+        .link
+        .ask(request("r", 1, START, START + FLUSHES * ROWS * 10_000));
+    agent.settle();
+    let carried = agent.recorder().report().travelled_rows as f64;
+    println!(
+        "carried {carried} rows: {:.0} rows a second of processor",
+        carried / ((clock::cpu_ns() - cpu_before) as f64 / 1e9)
+    );
 }

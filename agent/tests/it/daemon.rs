@@ -84,11 +84,22 @@ impl<'a> Daemon<'a> {
             .arg(format!("{}/*", self.bench.root().display()))
             .arg("--nvml-library")
             .arg(self.bench.libraries().join("libnvidia-ml.so.1"))
+            .args(self.framework_events())
             .args(&self.options)
             .env("VRAMSCOPE_FAKE_DIR", self.bench.books())
             .env_remove("LD_LIBRARY_PATH")
             .stderr(Stdio::null());
         command
+    }
+
+    /// Raw rows of frameworks are in the spool, unless the test is about the flight recorder.
+    fn framework_events(&self) -> &'static [&'static str] {
+        let is_given = |option: &String| option == "--framework-events";
+        if self.options.iter().any(is_given) {
+            &[]
+        } else {
+            &["--framework-events", "always"]
+        }
     }
 
     pub fn run(&self, what: &str) -> Output {

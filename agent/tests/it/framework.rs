@@ -21,7 +21,7 @@ use crate::standins::Bench;
 type Sums = BTreeMap<(i64, Option<i64>), (u64, u64, u64, u64)>;
 
 /// The counters while the agent listens: it has a probe at each place of malloc and of free.
-const LISTENED: (i64, i64) = (4, 3);
+pub const LISTENED: (i64, i64) = (4, 3);
 
 /// One row of the framework's layer.
 #[derive(Debug, Clone)]
@@ -124,14 +124,14 @@ fn expected(books: &Value) -> (Sums, BTreeMap<i64, (i64, Option<i64>)>) {
 }
 
 /// A program that can load the stand-in.
-struct Torch {
-    program: Program,
+pub struct Torch {
+    pub program: Program,
     books: PathBuf,
-    library: PathBuf,
+    pub library: PathBuf,
 }
 
 impl Torch {
-    fn start(bench: &Bench) -> Self {
+    pub fn start(bench: &Bench) -> Self {
         let library = bench.install_c10(&bench.libraries());
         let (libraries, books) = (bench.libraries(), bench.books());
         Self {
@@ -141,22 +141,22 @@ impl Torch {
         }
     }
 
-    fn load(&mut self) {
+    pub fn load(&mut self) {
         self.program
             .tell(&format!("open {}", self.library.display()));
     }
 
-    fn call(&mut self, call: &str) -> i64 {
+    pub fn call(&mut self, call: &str) -> i64 {
         self.program.call(call)
     }
 
     /// Listeners of malloc and of free.
-    fn listeners(&mut self) -> (i64, i64) {
+    pub fn listeners(&mut self) -> (i64, i64) {
         let both = self.call("fake_c10_listeners");
         (both & 0xffff, both >> 16)
     }
 
-    fn books(&mut self) -> Value {
+    pub fn books(&mut self) -> Value {
         let path = self.books.display().to_string();
         assert_eq!(self.call(&format!("fake_c10_write_books text:{path}")), 0);
         serde_json::from_slice(&std::fs::read(&self.books).unwrap()).unwrap()
@@ -164,7 +164,7 @@ impl Torch {
 }
 
 /// Waits until something holds.
-fn wait(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "never {what}");
@@ -172,7 +172,7 @@ fn wait(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn hooks(daemon: &Daemon<'_>, library: &Path) {
+pub fn hooks(daemon: &Daemon<'_>, library: &Path) {
     let name = library.to_string_lossy().into_owned();
     daemon.wait_for("hooked", |status| {
         let libraries = status["libraries"].as_array();
@@ -411,6 +411,7 @@ fn a_foreign_probe_without_the_counter_is_named() {
         torch.listeners() == (LISTENED.0 - 1, LISTENED.1)
     });
     let pid = torch.program.pid();
+    wait("told", || daemon.coverage(pid).0 > 0);
     torch.program.end();
     daemon.stop();
     drop(foreign);

@@ -76,7 +76,7 @@ pub fn writer<W: std::io::Write + Send>(
     table: Table,
     to: W,
 ) -> Result<ArrowWriter<W>, ParquetError> {
-    ArrowWriter::try_new(to, table.schema(), Some(properties(table)?))
+    ArrowWriter::try_new(to, table.schema(), Some(properties(table, None)?))
 }
 
 /// Columns that grow from row to row by little. As differences they take half the bytes of a
