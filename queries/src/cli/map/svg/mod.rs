@@ -136,7 +136,7 @@ impl Drawing<'_> {
             let value = layer.bytes.map_or("not known".to_string(), size);
             self.words("v e", left - 12.0, y + 14.0, &value);
             let width = match layer.bytes {
-                Some(bytes) if whole > 0 => (bytes as f64 / whole as f64 * BAR).min(BAR).max(1.0),
+                Some(bytes) if whole > 0 => (bytes as f64 / whole as f64 * BAR).clamp(1.0, BAR),
                 _ => 0.0,
             };
             let fill = FILLS[index.min(FILLS.len() - 1)];
