@@ -201,10 +201,7 @@ pub fn count(path: &Path, pick: Pick, travelled: &Ranges) -> anyhow::Result<(u64
     let reading = || format!("failed to read {}", path.display());
     let file = File::open(path).with_context(reading)?;
     let builder = ParquetRecordBatchReaderBuilder::try_new(file).with_context(reading)?;
-    let mask = ProjectionMask::columns(
-        builder.parquet_schema(),
-        ["process_id", "ts_ns", "op"].into_iter(),
-    );
+    let mask = ProjectionMask::columns(builder.parquet_schema(), ["process_id", "ts_ns", "op"]);
     let (mut left, mut gone) = (0, 0);
     for batch in builder
         .with_projection(mask)

@@ -85,7 +85,7 @@ fn list(folder: &Path) -> anyhow::Result<Vec<ShelfFile>> {
 
 fn ids(path: &Path) -> anyhow::Result<Vec<i64>> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(File::open(path)?)?;
-    let mask = ProjectionMask::columns(builder.parquet_schema(), ["stack_id"].into_iter());
+    let mask = ProjectionMask::columns(builder.parquet_schema(), ["stack_id"]);
     let mut ids = Vec::new();
     for batch in builder.with_projection(mask).build()? {
         ids.extend(batch?.column(0).as_primitive::<Int64Type>().values());

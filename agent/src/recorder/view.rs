@@ -91,20 +91,20 @@ pub fn time(ns: i64) -> String {
 }
 
 impl Wanted {
-    fn from_ns(&self) -> i64 {
+    fn first_ns(&self) -> i64 {
         self.from.map_or(i64::MIN, |moment| moment.0)
     }
 
-    fn to_ns(&self) -> i64 {
+    fn end_ns(&self) -> i64 {
         self.to.map_or(i64::MAX, |moment| moment.0)
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        if self.from_ns() >= self.to_ns() {
+        if self.first_ns() >= self.end_ns() {
             bail!(
                 "--from {} is not before --to {}",
-                self.from_ns(),
-                self.to_ns()
+                self.first_ns(),
+                self.end_ns()
             );
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Wanted {
     }
 
     fn meets(&self, first_ns: i64, last_ns: i64) -> bool {
-        first_ns < self.to_ns() && last_ns >= self.from_ns()
+        first_ns < self.end_ns() && last_ns >= self.first_ns()
     }
 }
 
@@ -259,7 +259,7 @@ pub fn list(spool: &Path, wanted: &Wanted) -> anyhow::Result<Listing> {
         }
     }
     for gone in &state.overwritten {
-        let cut = state.overwritten_in(gone.process_id, wanted.from_ns(), wanted.to_ns());
+        let cut = state.overwritten_in(gone.process_id, wanted.first_ns(), wanted.end_ns());
         if wanted.is_of(gone.process_id, gone.pid) && !cut.is_empty() {
             lines
                 .entry(gone.process_id)
@@ -462,7 +462,7 @@ pub fn export(spool: &Path, wanted: &Wanted, to: &Path) -> anyhow::Result<Export
         write(to, Table::Stacks, 1, &stacks)?;
     }
     for gone in &state.overwritten {
-        let cut = state.overwritten_in(gone.process_id, wanted.from_ns(), wanted.to_ns());
+        let cut = state.overwritten_in(gone.process_id, wanted.first_ns(), wanted.end_ns());
         if wanted.is_of(gone.process_id, gone.pid) && !cut.is_empty() {
             exported.overwritten.push((gone.process_id, cut));
         }
@@ -478,8 +478,8 @@ fn pick(path: &Path, wanted: &Wanted, contents: &[Content]) -> anyhow::Result<Ve
         {
             let pick = Pick {
                 process_id: Some(content.process_id),
-                from_ns: wanted.from_ns(),
-                to_ns: wanted.to_ns(),
+                from_ns: wanted.first_ns(),
+                to_ns: wanted.end_ns(),
             };
             batches.extend(files::pick_all(path, pick)?);
         }
