@@ -20,6 +20,9 @@ use crate::standins::Bench;
 /// Device and stream -> allocations, frees by calls, bytes, bytes asked for.
 type Sums = BTreeMap<(i64, Option<i64>), (u64, u64, u64, u64)>;
 
+/// Each event travels, not only those around an OOM.
+const RAW: [&str; 2] = ["--framework-events", "always"];
+
 /// The counters while the agent listens: it has a probe at each place of malloc and of free.
 pub const LISTENED: (i64, i64) = (4, 3);
 
@@ -185,7 +188,11 @@ pub fn hooks(daemon: &Daemon<'_>, library: &Path) {
 fn blocks_of_a_late_library_equal_its_ledger() {
     let Some(bench) = Bench::new() else { return };
     let mut torch = Torch::start(&bench);
-    let mut daemon = Daemon::new(&bench, "c10-late", &["--window", "500ms"]);
+    let mut daemon = Daemon::new(
+        &bench,
+        "c10-late",
+        &[&RAW[..], &["--window", "500ms"]].concat(),
+    );
     daemon.start();
     torch.load();
     hooks(&daemon, &torch.library);
@@ -221,7 +228,11 @@ fn perf_events_raise_the_counters_too() {
     let Some(bench) = Bench::new() else { return };
     let mut torch = Torch::start(&bench);
     torch.load();
-    let mut daemon = Daemon::new(&bench, "c10-perf", &["--uprobe-multi", "false"]);
+    let mut daemon = Daemon::new(
+        &bench,
+        "c10-perf",
+        &[&RAW[..], &["--uprobe-multi", "false"]].concat(),
+    );
     daemon.start();
     hooks(&daemon, &torch.library);
 
@@ -242,7 +253,11 @@ fn a_process_that_ran_before_is_told_of_from_then_on() {
     let mut torch = Torch::start(&bench);
     torch.load();
     let old = torch.call("fake_c10_allocate 1000 0 3 0");
-    let mut daemon = Daemon::new(&bench, "c10-running", &["--window", "200ms"]);
+    let mut daemon = Daemon::new(
+        &bench,
+        "c10-running",
+        &[&RAW[..], &["--window", "200ms"]].concat(),
+    );
     daemon.start();
     hooks(&daemon, &torch.library);
     wait("listened to", || torch.listeners() == LISTENED);
@@ -286,7 +301,7 @@ fn a_killed_agent_loses_no_block() {
     let Some(bench) = Bench::new() else { return };
     let mut torch = Torch::start(&bench);
     torch.load();
-    let mut daemon = Daemon::new(&bench, "c10-killed", &[]);
+    let mut daemon = Daemon::new(&bench, "c10-killed", &RAW);
     daemon.start();
     hooks(&daemon, &torch.library);
     wait("listened to", || torch.listeners() == LISTENED);
@@ -362,7 +377,7 @@ fn blocks_that_nobody_reports_are_told_of_by_the_probes() {
     let Some(bench) = Bench::new() else { return };
     let mut torch = Torch::start(&bench);
     torch.load();
-    let mut daemon = Daemon::hooking(&bench, "c10-uncached", &[]);
+    let mut daemon = Daemon::hooking(&bench, "c10-uncached", &RAW);
     daemon.start();
     hooks(&daemon, &torch.library);
     wait("listened to", || torch.listeners() == LISTENED);
