@@ -18,8 +18,8 @@
 --   snapshot_id | - | rows of one moment share it; joins memory_map
 --   is_newest | - | true: nothing newer of this process and device is in the data
 --   memory_kind | - | device, vmm_physical (expandable segments), or pinned_host; NULL: all of a sample that came without a map
---   pool | - | default, or a private pool's id; NULL: all of a sample that came without a map
---   segment_type | - | small (requests up to 1 MiB) or large; NULL as above
+--   pool | - | default, or a private pool's id; NULL: not known (a traced map does not tell them apart), or all of a sample that came without a map
+--   segment_type | - | small (requests up to 1 MiB) or large; NULL: all of a sample that came without a map
 --   stream | - | the framework's id of the stream; NULL as above
 --   segments | segments | how many
 --   active_blocks | blocks | blocks that the program or a stream uses; NULL if the sample came without a map

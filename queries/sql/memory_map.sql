@@ -17,7 +17,7 @@
 --   snapshot_id | - | rows of one moment share it; joins allocator_samples and fragmentation
 --   is_newest | - | true: no newer map of this process and device is in the data
 --   memory_kind | - | device, vmm_physical (expandable segments), or pinned_host
---   pool | - | default, or a private pool's id such as (0, 1); blocks of two pools never serve each other's requests
+--   pool | - | default, or a private pool's id such as (0, 1); NULL: not known (a traced map does not tell them apart). Blocks of two pools never serve each other's requests
 --   segment_type | - | small (requests up to 1 MiB) or large
 --   stream | - | the framework's id of the stream the segment belongs to
 --   expandable | - | part of an expandable segment

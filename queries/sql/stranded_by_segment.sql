@@ -10,7 +10,7 @@
 --   snapshot_id | - | rows of one moment share it
 --   is_newest | - | true: no newer map of this process and device is in the data
 --   memory_kind | - | device, vmm_physical (expandable segments), or pinned_host
---   pool | - | default, or a private pool's id
+--   pool | - | default, or a private pool's id; NULL: not known
 --   segment_type | - | small or large
 --   stream | - | the framework's id of the stream the segment belongs to
 --   segment_rank | - | 1: the segment with the most stranded bytes of the map's

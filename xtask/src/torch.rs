@@ -266,8 +266,15 @@ fn download(into: &Path, options: &[&str], what: &str) -> Result<()> {
     std::fs::create_dir_all(into)
         .with_context(|| format!("failed to create {}", into.display()))?;
     let mut pip = Command::new("python3");
+    // What it has fetched is kept by us until it is unpacked: a second copy in pip's own cache would
+    // stay for ever.
     pip.args(["-m", "pip", "download", "--disable-pip-version-check"])
-        .args(["--only-binary=:all:", "--progress-bar", "off"])
+        .args([
+            "--no-cache-dir",
+            "--only-binary=:all:",
+            "--progress-bar",
+            "off",
+        ])
         .args(["--timeout", "30", "--retries", "2"])
         .args(options)
         .arg("--dest")

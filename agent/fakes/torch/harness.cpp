@@ -414,6 +414,20 @@ void run() {
   blocks.push_back(allocator::get()->allocate(3 * KIB));
   checkpoint("pending-over");
 
+  // A pool of its own, as for graphs and torch.cuda.MemPool: its blocks serve no other request.
+  const c10::MempoolId_t pool = {0, 1};
+  std::vector<DataPtr> pooled;
+  allocator::beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
+  for (const size_t bytes : {90 * KIB, 3 * MIB, 40 * MIB}) {
+    pooled.push_back(allocator::get()->allocate(bytes));
+  }
+  pooled[1].clear();
+  allocator::endAllocateToPool(0, pool);
+  pooled.push_back(allocator::get()->allocate(3 * MIB));
+  checkpoint("private-pool");
+  pooled.clear();
+  allocator::releasePool(0, pool);
+
   // Blocks that are asked for by address alone have no stream and no requested size in the probes.
   void* raw = allocator::raw_alloc(11 * MIB + 5);
   void* small = allocator::raw_alloc(1111);

@@ -279,6 +279,16 @@ def main():
     blocks.append(block(3 * KIB))
     program.checkpoint("pending-over")
 
+    # A pool of its own: its blocks serve no other request.
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        pooled = [block(size) for size in (90 * KIB, 3 * MIB, 40 * MIB)]
+        del pooled[1]
+    pooled.append(block(3 * MIB))
+    program.checkpoint("private-pool")
+    pooled.clear()
+    del pool
+
     blocks.clear()
     elsewhere.clear()
     torch.cuda.empty_cache()

@@ -3,10 +3,10 @@
 //! It runs on one thread and nothing calls back into it. What is slow (searching processes, NVML,
 //! sending) runs on threads of its own.
 
+mod framework;
 mod placement;
 mod processes;
 mod rollups;
-mod samples;
 mod window;
 
 use std::cell::RefCell;
@@ -27,7 +27,6 @@ use crate::host::identity::StartTime;
 use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
-use crate::probes::framework::Told;
 use crate::probes::order::{Ordered, Orderer, Waiting};
 use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
@@ -379,37 +378,6 @@ impl Engine {
         self.with_desk(|ledger, desk| ledger.apply(turn, desk));
         self.place_new(before);
         self.told_of_rows(before, false);
-    }
-
-    fn handle_told(&mut self, ordered: &Ordered, told: &Told) {
-        let wanted = |filter: &mut Box<dyn Filter>| filter.wants(told.tgid);
-        if !self.filter.as_mut().is_none_or(wanted) {
-            return;
-        }
-        self.window.counts.usdt_events += 1;
-        self.totals.events += 1;
-        self.meet(told.tgid, told.at_ns);
-        let before = self.rows.alloc_events.len();
-        self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
-        self.sample_oom(told, before);
-        self.told_of_rows(before, false);
-    }
-
-    /// Enters a process in the books that has done something, if it is not there.
-    fn meet(&mut self, pid: u32, at_ns: u64) {
-        match self.ledger.get(pid) {
-            Some(process) if process.exiting.is_some() => self.retire_predecessor(pid, false),
-            _ => {}
-        }
-        if self.ledger.get(pid).is_none() {
-            let seen = self.discovery.known().seen(pid).cloned();
-            if seen.is_none() {
-                self.discovery.meet(pid);
-            }
-            let seen = seen.map(|seen| (seen.start, seen.program));
-            self.ledger.meet(pid, at_ns, seen);
-            self.report_process(pid);
-        }
     }
 
     /// The books, and a desk with what the engine knows of cards and time.

@@ -8,6 +8,23 @@ use crate::ledger::Process;
 use crate::spool::rows::ProcessRow;
 
 impl Engine {
+    /// Enters a process in the books that has done something, if it is not there.
+    pub(super) fn meet(&mut self, pid: u32, at_ns: u64) {
+        match self.ledger.get(pid) {
+            Some(process) if process.exiting.is_some() => self.retire_predecessor(pid, false),
+            _ => {}
+        }
+        if self.ledger.get(pid).is_none() {
+            let seen = self.discovery.known().seen(pid).cloned();
+            if seen.is_none() {
+                self.discovery.meet(pid);
+            }
+            let seen = seen.map(|seen| (seen.start, seen.program));
+            self.ledger.meet(pid, at_ns, seen);
+            self.report_process(pid);
+        }
+    }
+
     /// Ends processes that are gone.
     pub(super) fn sweep(&mut self) {
         let gone: Vec<u32> = self

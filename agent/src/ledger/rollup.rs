@@ -88,6 +88,9 @@ impl DeviceSums {
 pub struct Rollup {
     devices: Map<Place, DeviceSums>,
     stacks: Map<(Place, Option<i64>), Sums>,
+    /// Stacks without a row of their own, and how much of them lives: what was booked without its
+    /// stack must leave so, though there be room again by then.
+    unnamed: Map<(Place, Option<i64>), u64>,
     /// Events booked without their stack since there were too many.
     pub stacks_full: u64,
 }
@@ -110,8 +113,10 @@ impl Rollup {
         device.sums.born(bytes);
         device.process_peak_bytes = device.process_peak_bytes.max(device.sums.live_bytes);
         let mut key = (place, stack);
-        if self.stacks.len() >= STACKS && !self.stacks.contains_key(&key) {
+        let has_room = self.stacks.len() < STACKS || self.stacks.contains_key(&key);
+        if (stack.is_some() && !has_room) || self.unnamed.contains_key(&key) {
             self.stacks_full += 1;
+            *self.unnamed.entry(key).or_default() += 1;
             key.1 = None;
         }
         self.stacks.entry(key).or_default().born(bytes);
@@ -126,12 +131,16 @@ impl Rollup {
         if let Some(device) = self.devices.get_mut(&place) {
             device.sums.gone(bytes);
         }
-        // Booked without its stack if there were too many then.
-        for key in [(place, stack), (place, None)] {
-            if let Some(sums) = self.stacks.get_mut(&key) {
-                sums.gone(bytes);
-                return;
+        let mut key = (place, stack);
+        if let Some(live) = self.unnamed.get_mut(&key) {
+            *live -= 1;
+            if *live == 0 {
+                self.unnamed.remove(&key);
             }
+            key.1 = None;
+        }
+        if let Some(sums) = self.stacks.get_mut(&key) {
+            sums.gone(bytes);
         }
     }
 
@@ -269,5 +278,37 @@ mod tests {
             .map(|(_, _, sums)| sums.live_count)
             .sum();
         assert_eq!(total, STACKS as u64 + 2);
+    }
+
+    /// What was booked without its stack leaves so, when there is room again: the stack's own row
+    /// tells of nothing it did not tell the beginning of.
+    #[test]
+    fn room_that_comes_later_mixes_nothing_up() {
+        let mut rollup = Rollup::default();
+        for stack in 1..=STACKS as i64 {
+            rollup.born(&allocation(1, Some(stack)));
+        }
+        let late = STACKS as i64 + 1;
+        rollup.born(&allocation(10, Some(late)));
+        rollup.gone(&allocation(1, Some(1)));
+        rollup.next_window();
+        rollup.born(&allocation(20, Some(late)));
+        let live = |rollup: &Rollup, of: Option<i64>| {
+            let window = rollup.window(true);
+            let found = window.stacks.iter().find(|(_, stack, _)| *stack == of);
+            found.map(|(_, _, sums)| sums.live_bytes)
+        };
+        assert_eq!(
+            (live(&rollup, None), live(&rollup, Some(late))),
+            (Some(30), None)
+        );
+        rollup.gone(&allocation(10, Some(late)));
+        rollup.gone(&allocation(20, Some(late)));
+        rollup.next_window();
+        rollup.born(&allocation(40, Some(late)));
+        assert_eq!(
+            (live(&rollup, None), live(&rollup, Some(late))),
+            (None, Some(40))
+        );
     }
 }

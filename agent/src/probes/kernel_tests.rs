@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Mutex;
 
+use vramscope_ebpf_abi::framework::{self, What};
 use vramscope_ebpf_abi::{Action, Cookie, Loss, NO_ARG};
 
 use super::bpf::{self, Sizes};
 use super::channel::Channel;
+use super::framework::Told;
 use super::hooks::HOOKS;
 use super::multi::{self, Site};
 use super::record::{self, DecodeError};
@@ -19,6 +21,7 @@ use super::{Event, TracedCall};
 static TURN: Mutex<()> = Mutex::new(());
 
 type Probed = extern "C" fn(*const u64, u64) -> i32;
+type Reports = extern "C" fn(u64, i64, u64, u64, u64);
 
 const ME: &str = "/proc/self/exe";
 
@@ -37,9 +40,18 @@ extern "C" fn nests(_out: *const u64, depth: u64) -> i32 {
     std::hint::black_box(0)
 }
 
+/// As c10's function: address, bytes, totals, device.
+#[inline(never)]
+extern "C" fn reports(address: u64, bytes: i64, allocated: u64, reserved: u64, device: u64) {
+    std::hint::black_box((address, bytes, allocated, reserved, device));
+}
+
 /// Offset of a function in this program's file.
 fn offset_of(function: Probed) -> u64 {
-    let address = function as *const () as u64;
+    offset_of_code(function as *const () as u64)
+}
+
+fn offset_of_code(address: u64) -> u64 {
     let mappings = crate::host::procfs::mappings(std::process::id());
     let mapping = mappings
         .iter()
@@ -93,6 +105,28 @@ impl Bed {
         if entries {
             self.links.push(link(&self.programs.enter, false));
         }
+    }
+
+    /// Hooks a function as one of those by which an allocator tells of itself.
+    fn attach_framework(&mut self, function: Reports, what: What) {
+        let site = [Site {
+            offset: offset_of_code(function as *const () as u64),
+            cookie: framework::Cookie { what, site: 0 }.pack(),
+            counter: 0,
+        }];
+        let program = &self.programs.framework;
+        let link = multi::link(program, Path::new(ME), &site, false).unwrap();
+        self.links.push(link);
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        let mut told = Vec::new();
+        self.channel.ring.read(usize::MAX, |bytes| {
+            if let Ok(Event::Framework(event)) = record::decode(bytes).map(|d| d.event) {
+                told.push(event);
+            }
+        });
+        told
     }
 
     fn lost(&self, cause: Loss) -> u64 {
@@ -271,4 +305,68 @@ fn two_probes_in_one_place_count_a_call_once() {
         gives(std::ptr::null(), 1);
     }
     assert_eq!(bed.read().len(), 20);
+}
+
+/// CUDA's device type is 1, the index in the byte above it; host memory is nobody's business here.
+#[test]
+fn every_report_about_a_card_is_a_record() {
+    let _turn = turn();
+    let Some(mut bed) = Bed::new(RING, 100) else {
+        return;
+    };
+    bed.attach_framework(reports, What::Report);
+    for index in 0..50u64 {
+        reports(
+            0x1000 * (index + 1),
+            512,
+            512 * (index + 1),
+            1 << 21,
+            0x0201,
+        );
+        reports(0x1000, 64, 0, 0, 0);
+        reports(0x1000 * (index + 1), -512, 512 * index, 1 << 21, 0x0201);
+    }
+    let told = bed.told();
+    let expected = (1..=50i64).flat_map(|index| [(index, 512), (index, -512)]);
+    let seen: Vec<_> = told
+        .iter()
+        .map(|t| ((t.address / 0x1000) as i64, t.bytes))
+        .collect();
+    assert_eq!(seen, expected.collect::<Vec<_>>());
+    assert!(told.iter().all(|t| t.device == Some(2)));
+    assert_eq!(told[99].totals, Some((512 * 49, 1 << 21)));
+    assert!(told.is_sorted_by(|a, b| a.seq < b.seq));
+    assert_eq!(bed.total_lost(), 0);
+}
+
+#[test]
+fn reports_that_find_no_room_are_counted() {
+    let _turn = turn();
+    let Some(mut bed) = Bed::new(4096, 100) else {
+        return;
+    };
+    bed.attach_framework(reports, What::Report);
+    for _ in 0..1000 {
+        reports(0x1000, 512, 512, 512, 1);
+    }
+    let seen = bed.told().len() as u64;
+    // Other processes of the host start and end, and take space as well.
+    assert!(seen > 0 && seen < 4096 / size_of::<framework::Told>() as u64);
+    assert_eq!(bed.lost(Loss::RingFull), 1000 - seen);
+    assert_eq!(bed.total_lost(), 1000 - seen);
+}
+
+#[test]
+fn reports_of_threads_without_room_are_counted() {
+    let _turn = turn();
+    let Some(mut bed) = Bed::new(RING, 1) else {
+        return;
+    };
+    bed.attach_framework(reports, What::Report);
+    reports(0x1000, 512, 512, 512, 1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..7).for_each(|_| reports(0x2000, 512, 512, 512, 1)));
+    });
+    assert_eq!(bed.told().len(), 1);
+    assert_eq!((bed.lost(Loss::ThreadsFull), bed.total_lost()), (7, 7));
 }

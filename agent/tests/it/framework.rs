@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 use serde_json::Value;
+use vramscope_agent::host::{perf, usdt};
 use vramscope_wire::Table;
 
 use crate::daemon::Daemon;
@@ -390,4 +391,39 @@ fn blocks_that_nobody_reports_are_told_of_by_the_probes() {
         ]
     );
     assert!(rows.iter().all(|row| row.counted) && rows[3].implicit);
+}
+
+/// The kernel allows one counter a place: who came first without it is in the way, and is named.
+#[test]
+fn a_foreign_probe_without_the_counter_is_named() {
+    let Some(bench) = Bench::new() else { return };
+    let mut torch = Torch::start(&bench);
+    torch.load();
+    let bytes = std::fs::read(&torch.library).unwrap();
+    let probes = usdt::probes(bytes.as_slice()).unwrap();
+    let taken = probes.iter().find(|probe| probe.name == "malloc").unwrap();
+    let foreign = perf::open_everywhere(&torch.library, taken.offset, 0).unwrap();
+    let mut daemon = Daemon::new(&bench, "c10-foreign", &[]);
+    daemon.start();
+    hooks(&daemon, &torch.library);
+    // All places but that one.
+    wait("listened to", || {
+        torch.listeners() == (LISTENED.0 - 1, LISTENED.1)
+    });
+    let pid = torch.program.pid();
+    wait("told", || daemon.coverage(pid).0 > 0);
+    torch.program.end();
+    daemon.stop();
+    drop(foreign);
+    let (attached, refused) = daemon.coverage(pid);
+    assert_eq!(attached, 3);
+    assert_eq!(
+        (refused.len(), refused[0].1.as_str()),
+        (1, "pytorch:malloc")
+    );
+    let reason = &refused[0].2;
+    assert!(
+        reason.contains("1 of its places") && reason.contains("another tool has a probe"),
+        "{reason}"
+    );
 }

@@ -446,6 +446,7 @@ impl Simulator {
             address: 0,
             bytes: rounded,
             stream: request.stream,
+            private: request.private,
             time_ns: None,
             tag: request.tag,
         };
@@ -472,6 +473,7 @@ impl Simulator {
             address: block.address,
             bytes: block.requested,
             stream: self.lists.stream(block.list),
+            private: self.lists.private(block.list),
             time_ns: None,
             tag: block.tag,
         });
@@ -487,6 +489,7 @@ impl Simulator {
             address,
             bytes,
             stream: self.lists.stream(list),
+            private: self.lists.private(list),
             time_ns: None,
             tag: None,
         });

@@ -46,6 +46,9 @@ pub struct TraceEvent {
     pub bytes: u64,
     /// The framework's id of the stream.
     pub stream: i64,
+    /// The private pool that serves it, where the trace says so; `None`: the default pool, or one
+    /// that the trace does not name.
+    pub private: Option<(u64, u64)>,
     pub time_ns: Option<i64>,
     /// Whatever the maker of the trace wants to find the event's stack by.
     pub tag: Option<u64>,

@@ -189,6 +189,7 @@ impl Event {
             address: self.address.unwrap_or(0),
             bytes: self.bytes,
             stream: self.stream,
+            private: self.private_pool,
             time_ns: self.time_us.and_then(|time| time.checked_mul(1000)),
             tag: self.stack.map(|stack| u64::from(stack.0)),
         })

@@ -17,11 +17,6 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// The same, `not known` for nothing.
-pub fn size_or_unknown(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| "not known".to_string(), size)
-}
-
 /// 0.267 -> `26.7 %`.
 pub fn percent(ratio: f64) -> String {
     format!("{:.1} %", ratio * 100.0)
@@ -60,7 +55,6 @@ mod tests {
         assert_eq!(size(20 << 20), "20.0 MiB");
         assert_eq!(size((1 << 30) - 1), "1.00 GiB");
         assert_eq!(size(u64::MAX), "16.0 EiB");
-        assert_eq!(size_or_unknown(None), "not known");
     }
 
     #[test]

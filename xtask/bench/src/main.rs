@@ -7,6 +7,7 @@ mod library;
 mod parquet_bytes;
 mod rounds;
 mod simulate;
+mod snapshot;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +32,12 @@ enum Part {
     Churn(churn::Churn),
     /// Allocate from many stacks, keep all, and wait to be ended.
     Live(churn::Live),
+    /// Read a memory snapshot and replay its trace.
+    Snapshot(snapshot::Snapshot),
+    /// Make up a large memory snapshot.
+    MakeSnapshot(snapshot::Make),
+    /// Run a program, and measure its time and memory.
+    Run(snapshot::Run),
     /// Replay allocator traces through the simulator.
     Simulate(simulate::Simulate),
     /// Weigh the columns of Parquet files.
@@ -46,6 +53,9 @@ fn main() -> ExitCode {
         Part::Hold(options) => empty::hold(&options),
         Part::Churn(options) => churn::run(&options),
         Part::Live(options) => churn::live(&options),
+        Part::Snapshot(options) => snapshot::read(&options),
+        Part::MakeSnapshot(options) => snapshot::make(&options),
+        Part::Run(options) => snapshot::run(&options),
         Part::Simulate(options) => simulate::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };

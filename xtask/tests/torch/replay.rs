@@ -38,7 +38,8 @@ pub struct Block {
 #[derive(Debug, Clone, Copy)]
 struct Memory {
     bytes: u64,
-    device: u32,
+    /// Not known of a thread that chose its device before the agent came.
+    device: Option<u32>,
 }
 
 /// Memory that the allocator holds, as a snapshot shows it.
@@ -80,7 +81,7 @@ impl State {
         let address = || required(row, "address");
         let memory = || Memory {
             bytes: required(row, "bytes"),
-            device: required(row, "device") as u32,
+            device: number(row, "device").map(|device| device as u32),
         };
         let gives = matches!(op, "alloc" | "reserve" | "map");
         match kind {
@@ -101,6 +102,10 @@ impl State {
     }
 
     fn take_of_framework(&mut self, row: &Row, op: &str, tid: i64) {
+        if op == "free" && !is(row, "counted") {
+            // Of a block that was given before the agent came.
+            return;
+        }
         let device = required(row, "device") as u32;
         match op {
             "oom" => {
@@ -146,11 +151,14 @@ impl State {
             .filter(move |block| block.device == device)
     }
 
-    /// Bytes that the process took of a card.
-    pub fn reserved_bytes(&self, device: u32) -> u64 {
-        let all = self.device.values().chain(self.created.values());
-        let of_device = all.filter(|memory| memory.device == device);
-        of_device.map(|memory| memory.bytes).sum()
+    /// Bytes that the process took of a card; none if of some it is not known which card they are of.
+    pub fn reserved_bytes(&self, device: u32) -> Option<u64> {
+        let all = || self.device.values().chain(self.created.values());
+        if all().any(|memory| memory.device.is_none()) {
+            return None;
+        }
+        let of_device = all().filter(|memory| memory.device == Some(device));
+        Some(of_device.map(|memory| memory.bytes).sum())
     }
 
     /// By address: allocations, and contiguous mappings within one reservation.

@@ -84,8 +84,8 @@ impl Trace {
         let is_of_mark = |row: &Row| {
             text(row, "op") == "free" && number(row, "address") == number(taken, "address")
         };
-        let after = self.events.iter().filter(|row| moment(row) > moment(taken));
-        let next = after.skip_while(|row| is_of_mark(row)).next();
+        let mut after = self.events.iter().filter(|row| moment(row) > moment(taken));
+        let next = after.find(|row| !is_of_mark(row));
         Rest {
             begins: moment(given),
             quiet_from_ns,

@@ -15,6 +15,9 @@ pub struct Checkpoint {
     pub segments: Vec<Segment>,
     /// Requests of device 0 that failed so far.
     pub failures: Vec<Failure>,
+    /// The agent came late and knows one device only, and no peaks.
+    #[serde(skip)]
+    pub is_partial: bool,
 }
 
 /// What the program saw right after a request failed.
@@ -108,6 +111,13 @@ impl Checkpoint {
                 "{name}"
             );
         }
+    }
+
+    /// Leaves what a late agent can know: one device, of which the program held nothing then.
+    pub fn keep_device(&mut self, device: u32) {
+        self.devices.retain(|stats| stats.device == device);
+        self.segments.retain(|segment| segment.device == device);
+        self.is_partial = true;
     }
 
     /// Blocks that the program gave back and that a stream may still use.

@@ -12,110 +12,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::{Allocation, Key, Process};
-use crate::probes::hooks::{Layer, MemoryKind, Space};
-
-use super::super::rollup::Place;
 use super::super::vmm::{Vmm, VmmChange};
+use super::block::Block;
+use crate::ledger::{Allocation, Key, Process};
+use crate::probes::hooks::{MemoryKind, Space};
 
 /// Requests up to here come from the small pool (`kSmallSize` of PyTorch's allocator).
 const SMALL_REQUEST: u64 = 1 << 20;
-
-const HAS_REQUESTED: u8 = 1;
-const HAS_STREAM: u8 = 2;
-const REPORTED: u8 = 4;
-
-/// A block that the program holds: 56 bytes, since there may be a million.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Block {
-    pub seq: u64,
-    /// After rounding.
-    pub bytes: u64,
-    /// CLOCK_MONOTONIC nanoseconds.
-    pub effect_ns: u64,
-    requested: u64,
-    stream: i64,
-    /// 0 stands for none.
-    stack: i64,
-    /// `i16::MIN` stands for none.
-    device: i16,
-    flags: u8,
-}
-
-/// What a block is made of.
-#[derive(Debug, Clone, Copy)]
-pub struct NewBlock {
-    pub seq: u64,
-    pub bytes: u64,
-    pub effect_ns: u64,
-    pub asked: Option<(u64, i64)>,
-    pub stack_id: Option<i64>,
-    pub device: Option<i32>,
-    /// The allocator reports it, so it will report its end.
-    pub reported: bool,
-}
-
-impl Block {
-    pub fn new(new: NewBlock) -> Self {
-        let mut block = Self {
-            seq: new.seq,
-            bytes: new.bytes,
-            effect_ns: new.effect_ns,
-            requested: 0,
-            stream: 0,
-            stack: new.stack_id.unwrap_or(0),
-            device: new
-                .device
-                .and_then(|device| i16::try_from(device).ok())
-                .unwrap_or(i16::MIN),
-            flags: if new.reported { REPORTED } else { 0 },
-        };
-        if let Some((requested, stream)) = new.asked {
-            block.complete(requested, stream);
-        }
-        block
-    }
-
-    fn complete(&mut self, requested: u64, stream: i64) {
-        (self.requested, self.stream) = (requested, stream);
-        self.flags |= HAS_REQUESTED | HAS_STREAM;
-    }
-
-    pub fn requested(&self) -> Option<u64> {
-        (self.flags & HAS_REQUESTED != 0).then_some(self.requested)
-    }
-
-    /// The framework's id of the stream.
-    pub fn stream(&self) -> Option<i64> {
-        (self.flags & HAS_STREAM != 0).then_some(self.stream)
-    }
-
-    pub fn is_reported(&self) -> bool {
-        self.flags & REPORTED != 0
-    }
-
-    pub fn stack_id(&self) -> Option<i64> {
-        (self.stack != 0).then_some(self.stack)
-    }
-
-    pub fn device(&self) -> Option<i32> {
-        (self.device != i16::MIN).then_some(i32::from(self.device))
-    }
-
-    /// Where roll-ups book it.
-    pub fn place(&self) -> Place {
-        place(self.device())
-    }
-}
-
-/// Where roll-ups book blocks of a device.
-pub fn place(device: Option<i32>) -> Place {
-    Place {
-        device,
-        kind: MemoryKind::FrameworkBlock,
-        layer: Layer::Framework,
-    }
-}
 
 /// What is known of the allocator's use of some memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -531,7 +434,13 @@ impl Heap {
     /// Follows what is about to change among mappings.
     pub fn follow(&mut self, vmm: &Vmm, change: VmmChange) {
         match change {
-            VmmChange::Mapped { address, mapping } => self.mapped(address, mapping.bytes),
+            VmmChange::Mapped { address, mapping } => {
+                // Addresses cannot be mapped twice: the unmapping of what was there was not seen.
+                if let Some(bytes) = vmm.mapped_bytes(address) {
+                    self.unmapped(address, bytes);
+                }
+                self.mapped(address, mapping.bytes);
+            }
             VmmChange::Unmapped { address } => {
                 if let Some(bytes) = vmm.mapped_bytes(address) {
                     self.unmapped(address, bytes);

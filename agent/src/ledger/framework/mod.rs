@@ -5,6 +5,7 @@
 //! truth; the USDT probes add what was asked for. Where there are only probes (an allocator that
 //! does not cache, a version that reports in a way nobody knows), they stand alone.
 
+mod block;
 mod heap;
 mod sample;
 
@@ -19,7 +20,8 @@ use crate::probes::hooks::{MemoryKind, Space};
 use crate::probes::record::Stack;
 use crate::spool::rows::AllocRow;
 
-pub use heap::{Block, Heap, HeapChange, NewBlock, Segment, Totals, Use};
+pub use block::{Block, NewBlock};
+pub use heap::{Heap, HeapChange, Segment, Totals, Use};
 pub use sample::{Moment, Reason, Sampled};
 
 /// Threads whose search for memory is followed at a time; of others retries are not counted.
@@ -238,7 +240,7 @@ impl Ledger {
         let free = attempt.and_then(|attempt| attempt.device_free);
         row.device_free_bytes = free.map(|free| free as i64);
         desk.rows.push(row);
-        let place = heap::place(told.device);
+        let place = block::place(told.device);
         self.commit(
             pid,
             What::Failed {

@@ -192,7 +192,7 @@ fn map_rows(
     let mapped = segments
         .iter()
         .enumerate()
-        .filter_map(|(index, segment)| Some(map_segment(index, segment)?))
+        .filter_map(|(index, segment)| map_segment(index, segment))
         .collect();
     let live = heap.blocks().iter().filter_map(|(address, block)| {
         let live = MapBlock {

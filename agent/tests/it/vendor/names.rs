@@ -72,7 +72,7 @@ fn concerns_memory(name: &str) -> bool {
         .iter()
         .chain(&["Load", "Unload"])
         .any(|verb| has(verb));
-    let asks_for_free_bytes = has("Mem") && has("Get") && has("Info");
+    let asks_for_free_bytes = words == ["Mem", "Get", "Info"];
     (has("Set") && (has("Ctx") || has("Device"))) || (verb && is_told) || asks_for_free_bytes
 }
 

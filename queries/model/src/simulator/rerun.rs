@@ -165,6 +165,15 @@ enum Cleanup {
     Completions,
 }
 
+fn request_of(event: &TraceEvent) -> Request {
+    Request {
+        bytes: event.bytes,
+        stream: event.stream,
+        private: event.private,
+        tag: event.tag,
+    }
+}
+
 impl Run<'_> {
     fn apply(&mut self, index: usize, event: &TraceEvent) {
         let just_freed = self.just_freed.take();
@@ -205,10 +214,7 @@ impl Run<'_> {
             self.give_back(lost);
         }
         self.counts.allocs += 1;
-        let request = Request {
-            tag: event.tag,
-            ..Request::new(event.bytes, event.stream)
-        };
+        let request = request_of(event);
         match self.simulator.alloc(request) {
             Ok(block) => {
                 self.held.insert(event.address, block);
@@ -270,9 +276,7 @@ impl Run<'_> {
     }
 
     fn retry(&mut self, index: usize, event: &TraceEvent) {
-        let outcome = self
-            .simulator
-            .alloc(Request::new(event.bytes, event.stream));
+        let outcome = self.simulator.alloc(request_of(event));
         self.ooms.push(OomOutcome {
             event: index,
             avoided: outcome.is_ok(),

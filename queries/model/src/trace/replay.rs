@@ -326,7 +326,7 @@ impl Device {
             bytes,
             pool: PoolKey {
                 device: event.device,
-                private: None,
+                private: event.private,
                 size: pool_size_of_segment(bytes),
                 stream: event.stream,
             },

@@ -9,8 +9,8 @@
 //!   rules say, given the first block that is ever seen behind it while it lives: rests that are
 //!   not split off are at most 1 MiB, and blocks of the large pool are larger.
 //!
-//! What remains unknown: the private pool of a segment that was given back within the trace (it
-//! counts as the default pool's), and a rest that was not split off from a block whose right
+//! What remains unknown: the private pool of a segment that was given back within a trace that
+//! does not name pools (it counts as the default pool's), and a rest that was not split off from a block whose right
 //! neighbour was free during the whole trace.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -373,7 +373,7 @@ impl Undo {
         let mut segment = Segment {
             pool: PoolKey {
                 device: event.device,
-                private: None,
+                private: event.private,
                 size,
                 stream: event.stream,
             },

@@ -11,6 +11,7 @@ fn event(action: Action, address: u64, bytes: u64) -> TraceEvent {
         address,
         bytes,
         stream: 0,
+        private: None,
         time_ns: None,
         tag: None,
     }

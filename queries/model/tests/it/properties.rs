@@ -91,7 +91,12 @@ impl Program {
         match step {
             Step::Alloc { bytes, stream } => {
                 let retries = self.simulator.stats().num_alloc_retries;
-                if let Ok(block) = self.simulator.alloc(Request::new(bytes, stream)) {
+                // One stream's requests are a captured graph's.
+                let request = Request {
+                    private: (stream == 2).then_some((0, 1)),
+                    ..Request::new(bytes, stream)
+                };
+                if let Ok(block) = self.simulator.alloc(request) {
                     self.held.push(block);
                 }
                 if self.simulator.stats().num_alloc_retries > retries {
@@ -188,7 +193,7 @@ proptest! {
                 prop_assert_eq!(of(BlockState::Inactive), total.inactive);
             }
             if step_is_flush(step) {
-                prop_assert_eq!(total.releasable, 0);
+                prop_assert_eq!(total.flushable, 0);
             }
         }
     }
@@ -470,6 +475,7 @@ fn any_event() -> impl Strategy<Value = TraceEvent> {
         address,
         bytes,
         stream,
+        private: None,
         time_ns: None,
         tag: None,
     })

@@ -5,6 +5,7 @@
 
 mod hostile;
 mod real;
+mod rerun;
 mod shapes;
 #[path = "../../fuzz/src/targets.rs"]
 mod targets;

@@ -104,31 +104,23 @@ fn frames(row: Row<'_>) -> anyhow::Result<Vec<Frame>> {
         .collect())
 }
 
-/// A stack by the innermost function of the program itself: not of the framework, its allocator or the
-/// interpreter. Where there is none, the innermost of Python, else the innermost at all.
+/// A stack by the innermost Python function of the program itself, not of a library. Of a stack without
+/// one: the backward function that PyTorch's engine ran, else the operator that was called, else the
+/// innermost function that is none of the framework's, its allocator's, or the interpreter's.
 pub fn name(frames: &[Frame]) -> Name {
-    let own: Vec<&Frame> = frames.iter().filter(|frame| is_own(frame)).collect();
-    let python = frames.iter().find(|frame| is_python(frame));
-    let chosen = own.first().copied().or(python).or(frames.first());
-    let label = chosen.map_or("no stack".to_string(), |frame| {
-        let file = frame.file.rsplit('/').next().unwrap_or_default();
-        match frame.line {
-            Some(line) if !file.is_empty() && line > 0 => {
-                format!("{} ({file}:{line})", frame.function)
-            }
-            _ => frame.function.clone(),
-        }
-    });
-    let shown = if own.is_empty() {
-        frames.iter().collect()
-    } else {
-        own
+    let own: Vec<&Frame> = frames.iter().filter(|frame| is_own_python(frame)).collect();
+    let label = match own.first() {
+        Some(frame) => with_place(frame),
+        None => without_own_python(frames),
     };
-    let mut path: Vec<&str> = shown
+    let mut path: Vec<String> = own
         .iter()
         .take(6)
-        .map(|frame| frame.function.as_str())
+        .map(|frame| frame.function.clone())
         .collect();
+    if path.is_empty() {
+        path.push(label.clone());
+    }
     path.reverse();
     Name {
         label: cut(&label, 90),
@@ -136,12 +128,63 @@ pub fn name(frames: &[Frame]) -> Name {
     }
 }
 
+fn without_own_python(frames: &[Frame]) -> String {
+    let backward = frames.iter().find_map(|frame| {
+        let inside = frame.function.strip_prefix("torch::autograd::")?;
+        let name = inside
+            .split("::apply(")
+            .next()
+            .filter(|name| name.len() < inside.len())?;
+        let name = name.rsplit("::").next()?;
+        (name != "Node").then(|| format!("{name} (backward)"))
+    });
+    let operator = || {
+        frames.iter().rev().find_map(|frame| {
+            let name = frame
+                .function
+                .strip_prefix("at::_ops::")?
+                .split("::")
+                .next()?;
+            Some(format!("{name} (operator)"))
+        })
+    };
+    let python = || frames.iter().find(|frame| is_python(frame)).map(with_place);
+    let native = || {
+        frames
+            .iter()
+            .find(|frame| is_own_native(frame))
+            .map(with_place)
+    };
+    let innermost = || frames.first().map(with_place);
+    backward
+        .or_else(operator)
+        .or_else(python)
+        .or_else(native)
+        .or_else(innermost)
+        .unwrap_or_else(|| "no stack".to_string())
+}
+
+fn with_place(frame: &Frame) -> String {
+    let file = frame.file.rsplit('/').next().unwrap_or_default();
+    match frame.line {
+        Some(line) if !file.is_empty() && line > 0 => format!("{} ({file}:{line})", frame.function),
+        _ => frame.function.clone(),
+    }
+}
+
 fn is_python(frame: &Frame) -> bool {
     frame.kind == "python" || frame.file.ends_with(".py")
 }
 
-fn is_own(frame: &Frame) -> bool {
-    const INSIDE: [&str; 14] = [
+fn is_own_python(frame: &Frame) -> bool {
+    let file = &frame.file;
+    let of_a_library =
+        file.contains("/torch/") || file.contains("/site-packages/") || file.starts_with("<frozen");
+    is_python(frame) && !of_a_library
+}
+
+fn is_own_native(frame: &Frame) -> bool {
+    const INSIDE: [&str; 15] = [
         "c10::",
         "at::",
         "torch::",
@@ -150,33 +193,17 @@ fn is_own(frame: &Frame) -> bool {
         "cuMem",
         "Py",
         "_Py",
-        "void at::",
+        "void ",
         "std::",
         "pybind11::",
-        "__libc",
+        "__",
         "_start",
-        "main",
+        "pthread_",
+        "start_thread",
     ];
-    if frame.function.is_empty()
-        || frame.function == "??"
-        || frame.function.starts_with('<') && !is_python(frame)
-    {
-        return false;
-    }
-    if is_python(frame) {
-        let file = &frame.file;
-        return !file.contains("/torch/")
-            && !file.contains("/site-packages/")
-            && !file.starts_with("<frozen");
-    }
-    // With a file of C or C++ that is no part of the program's own sources as far as we can tell.
-    !INSIDE
-        .iter()
-        .any(|prefix| frame.function.starts_with(prefix))
-        && !frame.function.contains("at::native")
-        && !frame.function.contains("torch::")
-        && frame.kind == "native"
-        && frame.file.is_empty()
+    let function = &frame.function;
+    let known = !function.is_empty() && !function.starts_with(['?', '<', '[']);
+    known && !is_python(frame) && !INSIDE.iter().any(|prefix| function.starts_with(prefix))
 }
 
 /// At most so many characters.
@@ -255,6 +282,26 @@ mod tests {
         assert_eq!(found.path, "train > attention");
         assert_eq!(name(&frames[..3]).label, "forward (linear.py:5)");
         assert_eq!(name(&frames[..1]).label, "c10::cuda::malloc");
+        let engine = [
+            frame("native", "c10::cuda::malloc", "", 0),
+            frame("native", "at::_ops::empty::call(long)", "", 0),
+            frame("native", "at::_ops::new_zeros::call(at::Tensor)", "", 0),
+            frame(
+                "native",
+                "torch::autograd::generated::IndexBackward0::apply(x)",
+                "",
+                0,
+            ),
+            frame("native", "torch::autograd::Node::apply(x)", "", 0),
+            frame("native", "pthread_create", "", 0),
+        ];
+        assert_eq!(name(&engine).label, "IndexBackward0 (backward)");
+        assert_eq!(name(&engine[..3]).label, "new_zeros (operator)");
+        let native = [
+            frame("native", "cudaMalloc", "", 0),
+            frame("native", "load_weights", "", 0),
+        ];
+        assert_eq!(name(&native).label, "load_weights");
         assert_eq!(name(&[]).label, "no stack");
     }
 

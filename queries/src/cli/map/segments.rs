@@ -162,7 +162,7 @@ impl Map {
             let stranded: u64 = left.iter().map(|segment| segment.stranded).sum();
             let _ = writeln!(
                 out,
-                "and {} more of {}, {} stranded in them (--segments 0 shows all)",
+                "and {} of {} more, {} stranded in them (--segments 0 shows all)",
                 counted(left.len(), "segment"),
                 size(bytes),
                 size(stranded)

@@ -84,7 +84,7 @@ pub async fn ask(door: &mut Door, limits: Limits, moment: &Moment) -> anyhow::Re
     fall.process(door, limits, moment).await?;
     let slack = match (fall.releasable, fall.stranded) {
         (Some(releasable), Some(stranded)) => format!(
-            "cached: {} could be given back, {} is stranded",
+            "cached: {} could be given back, {} are stranded",
             size(releasable),
             size(stranded)
         ),
@@ -239,7 +239,8 @@ impl Waterfall {
                 _ => String::new(),
             };
             let bytes = layer.bytes.map_or("?".to_string(), size);
-            let _ = writeln!(out, "{:<26}{bytes:>11}  {bar}", layer.name);
+            let line = format!("{:<26}{bytes:>11}  {bar}", layer.name);
+            let _ = writeln!(out, "{}", line.trim_end());
             if !layer.note.is_empty() {
                 let _ = writeln!(out, "{:<26}{:>11}  {}", "", "", layer.note);
             }

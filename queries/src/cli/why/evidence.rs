@@ -242,10 +242,10 @@ async fn hostages(
             format!(", up to {} old", age(seconds))
         });
         lines.push(format!(
-            "{} of {} hold {} hostage{old}: {stack}",
+            "{} held by {} of {}{old}: {stack}",
+            size(row.bytes("held")?.unwrap_or_default()),
             counted(blocks, "block"),
-            size(row.bytes("bytes")?.unwrap_or_default()),
-            size(row.bytes("held")?.unwrap_or_default())
+            size(row.bytes("bytes")?.unwrap_or_default())
         ));
     }
     Ok(lines)

@@ -75,6 +75,8 @@ struct Recorded {
     /// What lived before; `None`: nothing.
     start: Option<AddressMap>,
     notes: Vec<String>,
+    /// Rows that the events are from.
+    rows: usize,
 }
 
 pub async fn try_settings(
@@ -134,7 +136,7 @@ pub async fn try_settings(
         as_recorded,
         tried,
         notes: recorded.notes,
-        events: recorded.events.len(),
+        events: recorded.rows,
     })
 }
 
@@ -234,6 +236,14 @@ async fn record(
         ));
     }
     let mut notes = Vec::new();
+    let has_private = |(map, _): &(AddressMap, i64)| {
+        map.segments
+            .iter()
+            .any(|segment| segment.pool.private.is_some())
+    };
+    if end.as_ref().is_some_and(has_private) {
+        notes.push("requests of captured graphs are rerun in the default pool".to_string());
+    }
     let start = if trace.from_the_start {
         None
     } else {
@@ -266,6 +276,7 @@ async fn record(
         failure: at,
         start,
         notes,
+        rows: trace.rows,
     }))
 }
 
@@ -301,6 +312,7 @@ struct Trace {
     events: Vec<TraceEvent>,
     failure: Option<usize>,
     requests: u64,
+    rows: usize,
     from_the_start: bool,
     /// What the allocator itself counted as allocated after the event before.
     allocated: Option<u64>,
@@ -314,6 +326,7 @@ impl Trace {
             events: Vec::new(),
             failure: None,
             requests: 0,
+            rows: 0,
             from_the_start: false,
             allocated: None,
         }
@@ -321,6 +334,7 @@ impl Trace {
 
     /// One more row; the error is why the trace cannot be rerun.
     fn add(&mut self, row: Row<'_>, failure: &Failure) -> anyhow::Result<Result<(), String>> {
+        self.rows += 1;
         let text = |name| -> anyhow::Result<String> { Ok(row.text(name)?.unwrap_or_default()) };
         let (op, kind, api) = (text("op")?, text("memory_kind")?, text("api")?);
         let is_block = text("layer")? == "framework" && kind == "framework_block";
@@ -335,6 +349,7 @@ impl Trace {
             address: 0,
             bytes,
             stream: 0,
+            private: None,
             time_ns: None,
             tag: None,
         };

@@ -165,7 +165,7 @@ fn the_picture_is_whole_xml_with_every_block() {
         let picture = std::fs::read_to_string(&file).unwrap();
         assert!(picture.contains(legend));
         // Three segments with three, two and one block or gap.
-        assert_eq!(picture.matches("class=\"b\"").count(), 6);
+        assert_eq!(picture.matches("class=\"b ").count(), 6);
         assert!(picture.contains("6.00 MiB at 0x7f00003d0a00"), "{picture}");
         balanced(&picture);
     }

@@ -38,7 +38,7 @@ fn evidence_has_the_numbers_and_who_holds_the_memory() {
         "other processes hold 30.0 MiB of the card's 64.0 MiB",
         "the driver had 8.00 MiB free, 20.0 MiB were tried",
         "free in some way: 24.0 MiB = 8.00 MiB of the driver, 0 B that could be given back, 16.0 MiB stranded",
-        "1 block of 6.00 MiB hold 14.0 MiB hostage, up to 9.0 s old: main > forward > attention",
+        "14.0 MiB held by 1 block of 6.00 MiB, up to 9.0 s old: main > forward > attention",
     ] {
         assert!(out.contains(text), "{text:?} in {out}");
     }
@@ -186,4 +186,68 @@ fn failures_are_listed_and_chosen() {
     );
     let (code, _, _) = run(&["why", "--oom", "sometime"]);
     assert_eq!(code, 2);
+}
+
+/// Failures as they were reported in public: tried, free, reserved but unallocated, class; and a card of
+/// 39.6 GiB of which the process held 0.68.
+#[test]
+fn failures_reported_in_public_have_their_class() {
+    const KIB: f64 = 1024.0;
+    const MIB: f64 = 1024.0 * KIB;
+    const GIB: f64 = 1024.0 * MIB;
+    let cases = [
+        (1.96 * GIB, 1.08 * GIB, 1.83 * GIB, "fragmentation"),
+        (138.0 * MIB, 2.2 * MIB, 612.0 * MIB, "fragmentation"),
+        (222.0 * MIB, 218.0 * MIB, 1608.0 * MIB, "fragmentation"),
+        (60.0 * MIB, 8.4 * MIB, 1055.0 * MIB, "fragmentation"),
+        (524.0 * MIB, 137.0 * MIB, 121.0 * MIB, "capacity"),
+        (1.16 * GIB, 1.17 * GIB, 0.0, "driver refused"),
+        (960.0 * MIB, 15.5 * GIB, 0.0, "driver refused"),
+        (0.5 * GIB, 0.1 * GIB, 0.0, "external process"),
+    ];
+    let events: Vec<Value> = cases
+        .iter()
+        .enumerate()
+        .map(|(index, (tried, free, cached, _))| {
+            let index = index as i64;
+            let allocated = (0.6 * GIB) as i64;
+            seed::event("public", 700 + index, index, index, json!({
+                "op": "oom", "api": "c10::reportOutOfMemoryToProfiler", "layer": "framework", "source": "usdt",
+                "bytes": 0, "requested_bytes": *tried as i64, "device": 0, "gpu_uuid": format!("GPU-{index}"),
+                "result": null, "counted": false, "device_free_bytes": *free as i64,
+                "allocator_allocated_bytes": allocated,
+                "allocator_reserved_bytes": allocated + *cached as i64,
+            }))
+        })
+        .collect();
+    let card = json!({
+        "ts": seed::at(0), "ts_ns": seed::nanoseconds(0), "host": "public", "gpu_uuid": "GPU-7", "device": 0,
+        "total_bytes": (39.6 * GIB) as i64, "used_bytes": (39.5 * GIB) as i64, "free_bytes": (0.1 * GIB) as i64,
+        "processes": [
+            {"pid": 1002, "process_id": 707, "used_bytes": (0.68 * GIB) as i64},
+            {"pid": 9, "process_id": null, "used_bytes": (38.8 * GIB) as i64},
+        ],
+        "agent_id": "agent-public", "batch_seq": 1,
+    });
+    let dir = tempfile::tempdir().unwrap();
+    seed::write_file(dir.path(), Table::AllocEvents, "1.parquet", &events);
+    seed::write_file(dir.path(), Table::Devices, "1.parquet", &[card]);
+    let data = dir.path().to_str().unwrap();
+    let output = vramscope(&["why", "--data", data, "--list", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let list: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let found: Vec<&str> = list
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| row["class"].as_str().unwrap())
+        .collect();
+    let expected: Vec<&str> = cases.iter().map(|case| case.3).collect();
+    assert_eq!(found, expected);
+    let output = vramscope(&["why", "--data", data]);
+    assert!(
+        stdout(&output).contains("pid 9: 38.8 GiB\n  - pid 1002: 696.3 MiB (this process)"),
+        "{}",
+        stdout(&output)
+    );
 }

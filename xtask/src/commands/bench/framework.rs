@@ -58,7 +58,11 @@ pub fn measure(project: &Project) -> Result<Figures> {
     ];
 
     let traced: Vec<PathBuf> = LIBRARIES.map(|name| sides[2].1.join(name)).to_vec();
-    let settings = ["flush_interval = \"50ms\""];
+    // The other copies are called the same, and are nobody's business. Rounds come faster than the
+    // default second between two flushes.
+    let only = toml::Value::String(format!("{}/*", sides[2].1.display()));
+    let only = format!("only_libraries = [{only}]");
+    let settings = ["flush_interval = \"50ms\"", only.as_str()];
     let agent = Daemon::start(project, &folder.join("agent"), &traced, &settings, None)?;
     let holder = Holder::start(project, &sides[1].1)?;
     let mut programs = sides
@@ -85,8 +89,8 @@ pub fn measure(project: &Project) -> Result<Figures> {
     drop((programs, holder));
     let status = agent.wait_until_read(Duration::from_secs(60))?;
     let pairs = u64::from(PAIRS) * (ROUNDS as u64 + 1);
-    // Report, probe and report; the probe of a free whose report follows sends nothing.
-    if status.events + status.lost() < 3 * pairs {
+    // An allocation's report and probe are one event, its free another.
+    if status.events + status.lost() < 2 * pairs {
         bail!(
             "the agent saw {} events of {pairs} pairs: the traced copy was not hooked",
             status.events

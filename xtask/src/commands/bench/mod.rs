@@ -8,6 +8,7 @@
 mod agent;
 mod daemon;
 mod framework;
+mod import;
 mod parquet;
 mod probes;
 mod simulate;
@@ -29,10 +30,12 @@ use crate::project::Project;
   cargo xtask bench agent --check    events a second, losses, CPU, memory; exit 1 if a target is missed
   cargo xtask bench framework        what tracing costs a pair of PyTorch's allocator
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
+  cargo xtask bench import           vramscope import against Python; builds the query engine in
+                                     release, which takes 40 minutes the first time on two cores
   cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
-They need root and at least two CPUs, and a machine that is otherwise idle.")]
+All but import need root. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -42,6 +45,12 @@ pub struct Bench {
     /// Print the JSON instead of a table
     #[arg(long)]
     json: bool,
+    /// import: a Python with PyTorch to compare with, instead of the one in the vendors' cache
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// import: measure this `vramscope` instead of one built in release
+    #[arg(long, value_name = "PATH")]
+    vramscope: Option<PathBuf>,
 }
 
 /// A benchmark.
@@ -55,8 +64,17 @@ pub enum Name {
     Framework,
     /// Bytes per event in the files of the agent's spool.
     Parquet,
+    /// `vramscope import` against Python and PyTorch's own view of a snapshot.
+    Import,
     /// Allocator events a second through the simulator.
     Simulate,
+}
+
+impl Name {
+    /// Whether it runs the agent on this machine.
+    fn traces(self) -> bool {
+        self != Name::Import
+    }
 }
 
 /// Which values are good enough.
@@ -119,14 +137,16 @@ impl Figure {
 
 /// The command.
 pub fn run(project: &Project, options: &Bench) -> Result<()> {
-    daemon::require_root()?;
-    build::for_measuring(project)?;
-    daemon::warn_of_other_agents()?;
     let names = if options.names.is_empty() {
         Name::value_variants()
     } else {
         &options.names
     };
+    if names.iter().any(|name| name.traces()) {
+        daemon::require_root()?;
+        build::for_measuring(project)?;
+        daemon::warn_of_other_agents()?;
+    }
     let mut missed = Vec::new();
     for name in names {
         let (text, figures) = match name {
@@ -134,6 +154,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Agent => ("agent", agent::measure(project)?),
             Name::Framework => ("framework", framework::measure(project)?),
             Name::Parquet => ("parquet", parquet::measure(project)?),
+            Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
         };
         let json = to_json(&figures)?;

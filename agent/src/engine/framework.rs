@@ -1,10 +1,13 @@
-//! Samples of frameworks' allocators: at each window's end, at an OOM, and at a process's end.
+//! Events of frameworks' allocators, and samples of what they hold: at each window's end, at an OOM,
+//! and at a process's end.
 
 use tracing::warn;
 
 use super::Engine;
+use crate::host::discovery::Filter;
 use crate::ledger::framework::{Heap, Moment, Reason, Sampled};
 use crate::probes::framework::{Told, What};
+use crate::probes::order::Ordered;
 
 /// Blocks of one process's map at most; a sample of more has totals and no map.
 const BLOCKS: usize = 400_000;
@@ -12,6 +15,20 @@ const BLOCKS: usize = 400_000;
 const BLOCKS_PER_WINDOW: usize = 1_000_000;
 
 impl Engine {
+    pub(super) fn handle_told(&mut self, ordered: &Ordered, told: &Told) {
+        let wanted = |filter: &mut Box<dyn Filter>| filter.wants(told.tgid);
+        if !self.filter.as_mut().is_none_or(wanted) {
+            return;
+        }
+        self.window.counts.usdt_events += 1;
+        self.totals.events += 1;
+        self.meet(told.tgid, told.at_ns);
+        let before = self.rows.alloc_events.len();
+        self.with_desk(|ledger, desk| ledger.framework(told, ordered.stack, desk));
+        self.sample_oom(told, before);
+        self.told_of_rows(before, false);
+    }
+
     /// Every process's allocator, as it is at the end of a window. Its time is the one that the books
     /// have reached, which is less than the clock's while events wait.
     pub(super) fn sample_all(&mut self) {
