@@ -7,7 +7,7 @@ fn cells(count: u64, bytes: u64) -> Vec<Cell> {
         address: index * bytes,
         bytes,
         requested: None,
-        state: if index % 2 == 0 {
+        state: if index.is_multiple_of(2) {
             BlockState::Allocated
         } else {
             BlockState::Inactive
