@@ -1,5 +1,5 @@
 -- purpose: every allocation, reservation and mapping that succeeded and has no end, with who made it and how old it is
--- reads: alloc_events (raw), stacks (raw), agent_windows (windows), processes (raw, by current_processes)
+-- reads: alloc_events (raw), stacks (raw), agent_windows (windows), processes (raw, by current_processes), device_windows (windows, by framework_processes)
 -- parameters: none
 -- columns:
 --   host | - | host name
@@ -22,6 +22,7 @@
 --   byte_class | - | physical, host, virtual or sub_allocated. Never add up bytes of two classes, nor vmm_virtual and vmm_mapped
 --   pool | - | memory pool handle; NULL if the call names none
 -- formulas:
+--   framework blocks are listed where all their events are here: framework_processes.whole. Elsewhere memory_map lists them
 --   one row per counted row with op alloc, reserve, map or register that no counted free, release, unmap or unregister, implicit or not, names in alloc_seq, within host, agent_id and process_id; failed frees end nothing
 --   what was allocated before the host last booted is gone, though its frees were never seen: it is left out
 --   not here, since their bytes are not this process's or not known: what ipc opened, imported handles, and what a process held before the agent came (reconciliation shows that as baseline_bytes)
@@ -45,6 +46,10 @@ unended AS (
     WHERE a.counted
       AND a.op IN ('alloc', 'reserve', 'map', 'register')
       AND (a.result IS NULL OR a.result = 0)
+      AND (
+        a.layer <> 'framework'
+        OR a.process_id IN (SELECT process_id FROM framework_processes WHERE whole)
+      )
       AND NOT EXISTS (
         SELECT 1
         FROM alloc_events AS f

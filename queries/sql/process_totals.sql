@@ -1,5 +1,5 @@
 -- purpose: exact totals of what each process allocated and freed, by device and kind of memory
--- reads: alloc_events (raw, by call_chains), processes (raw, by current_processes)
+-- reads: alloc_events (raw, by call_chains), processes (raw, by current_processes), device_windows (windows, by framework_processes)
 -- parameters: none
 -- columns:
 --   host | - | host name
@@ -24,6 +24,7 @@
 --   peak_bytes | bytes | largest live bytes at any moment, over events, not over samples
 --   byte_class | - | physical, host, virtual, sub_allocated or ipc; NULL if the kind is not known. Never add up bytes of two classes, nor vmm_virtual and vmm_mapped
 -- formulas:
+--   framework blocks count where all their events are here: framework_processes.whole
 --   what a process held before the agent came is in none of the numbers: see reconciliation
 --   peak_bytes is the maximum of the running sum of live_delta_bytes in the order of seq (gpu.peak.used_bytes_global, metric 11)
 --   if several agents wrote about one process (an agent's spool folder was lost in between), each one's sum runs for itself and the peak is the largest of them
@@ -37,6 +38,8 @@ WITH running AS (
             ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
         ) AS live_after
     FROM call_chains
+    WHERE layer <> 'framework'
+       OR process_id IN (SELECT process_id FROM framework_processes WHERE whole)
 ),
 totals AS (
     SELECT

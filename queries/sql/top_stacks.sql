@@ -1,5 +1,5 @@
 -- purpose: which call stacks hold memory now, and which left it for the process exit to free
--- reads: alloc_events (raw), stacks (raw), processes (raw, by current_processes)
+-- reads: alloc_events (raw), stacks (raw), processes (raw, by current_processes), device_windows (windows, by framework_processes)
 -- parameters: none
 -- columns:
 --   stack_id | - | stack that made the allocations; NULL: their stacks were not taken
@@ -17,6 +17,7 @@
 --   implicit_bytes | bytes | bytes that ended without a call of their own: exit_bytes, and what went with its context, its pool or a neighbouring mapping
 --   implicit_count | allocations | how many allocations
 -- formulas:
+--   framework blocks count where all their events are here: framework_processes.whole. Elsewhere stack_history tells of them
 --   what a process held before the agent came, or before an imported trace began, has no stack and is not here
 --   a free counts for the stack of the allocation it ends (alloc_stack_id), not for its own
 --   what was allocated before the host last booted is not live, though its frees were never seen
@@ -34,6 +35,10 @@ WITH calls AS (
     WHERE e.counted
       AND e.op IN ('alloc', 'reserve', 'map', 'register', 'free', 'release', 'unmap', 'unregister')
       AND coalesce(e.result, 0) = 0
+      AND (
+        e.layer <> 'framework'
+        OR e.process_id IN (SELECT process_id FROM framework_processes WHERE whole)
+      )
       AND NOT (e.source = 'import' AND e.op = 'free' AND e.memory_kind = 'framework_block' AND e.alloc_seq IS NULL)
 ),
 by_stack AS (

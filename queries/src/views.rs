@@ -40,6 +40,7 @@ macro_rules! views {
 /// Every view, in an order in which each reads only tables and views before it.
 pub const ALL: &[View] = views![
     "current_processes",
+    "framework_processes",
     "call_chains",
     "process_totals",
     "live_allocations",

@@ -9,6 +9,7 @@ mod cli;
 mod commands;
 mod docs;
 mod folder;
+mod framework_rows;
 mod functions;
 mod import;
 mod limits;

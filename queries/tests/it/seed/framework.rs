@@ -50,6 +50,7 @@ pub fn rows(table: Table) -> Vec<Value> {
         Table::AllocatorSamples => samples(),
         Table::Segments => segments(),
         Table::Traffic => traffic(),
+        Table::DeviceWindows => vec![blocks_of_401()],
         _ => Vec::new(),
     }
 }
@@ -207,6 +208,20 @@ fn traced() -> Vec<Value> {
             ),
         ),
     ]
+}
+
+/// What the agent's roll-up says of the blocks of process 401: as many as there are rows, so all of
+/// them are here.
+fn blocks_of_401() -> Value {
+    json!({
+        "ts": at(0), "ts_ns": nanoseconds(0), "window_end": at(60), "host": "delta",
+        "boot_id": "boot", "process_id": 401, "pid": 1002, "gpu_uuid": "GPU-F", "device": 0,
+        "memory_kind": "framework_block", "layer": "framework",
+        "alloc_bytes": 26_021_376, "alloc_count": 4, "free_bytes": 19_728_896, "free_count": 2,
+        "live_bytes": 6_292_480, "live_count": 2, "peak_live_bytes": 22_021_120,
+        "process_peak_bytes": 22_021_120, "failed_allocations": 0, "failed_frees": 0,
+        "lossy": false, "agent_id": "agent-delta", "batch_seq": 1,
+    })
 }
 
 fn failures() -> Vec<Value> {
