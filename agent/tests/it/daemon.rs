@@ -163,7 +163,17 @@ impl<'a> Daemon<'a> {
 
     /// Waits until the state is as wanted.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
-        let end = Instant::now() + Duration::from_secs(60);
+        self.wait_long_for(what, Duration::from_secs(60), wanted)
+    }
+
+    /// The same, for what takes a loaded machine a while.
+    pub fn wait_long_for(
+        &self,
+        what: &str,
+        at_most: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let end = Instant::now() + at_most;
         loop {
             let status = self.status();
             if wanted(&status) {

@@ -210,7 +210,7 @@ fn stacks_beyond_the_limit_are_counted() {
     let stacks = (STACKS as i64 + BEYOND).to_string();
     let live = ["live", "--driver", "--count", &stacks, "--stacks", &stacks];
     run(&bench, &live);
-    daemon.wait_for("they are told", |status| {
+    daemon.wait_long_for("they are told", Duration::from_secs(400), |status| {
         status["lost"]["stacks_full"].as_i64() >= Some(BEYOND)
     });
     let all_rows = |daemon: &Daemon<'_>| {
