@@ -16,7 +16,8 @@ async fn every_table_round_trips() {
         let mut batches = Vec::new();
         for round in 0..2u64 {
             for (index, table) in Table::ALL.into_iter().enumerate() {
-                let (batch, rows) = made(table, agent, round * 10 + index as u64 + 1, 40);
+                let seq = round * Table::ALL.len() as u64 + index as u64 + 1;
+                let (batch, rows) = made(table, agent, seq, 40);
                 batches.push(batch);
                 sent.entry(table).or_insert_with(Vec::new).push(rows);
             }

@@ -13,6 +13,7 @@
 
 mod compare;
 mod replay;
+mod spans;
 mod trace;
 mod truth;
 
