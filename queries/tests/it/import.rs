@@ -248,7 +248,7 @@ main;step;c10::malloc,python,main,<stdin>,1"
 fn every_form_gives_the_same_rows() {
     let dir = tempfile::tempdir().unwrap();
     let sql = "SELECT count(*), count(stack_id), sum(bytes), sum(requested_bytes), sum(alloc_seq) FROM alloc_events \
-               UNION ALL SELECT count(*), count(stack_id), sum(bytes), sum(active_bytes), sum(stranded_bytes) FROM segments";
+               UNION ALL SELECT count(*), count(stack_id), sum(bytes), sum(active_bytes), sum(stranded_bytes) FROM segments ORDER BY 1";
     let mut answers = Vec::new();
     for hand in HANDS {
         let data = dir.path().join(format!("{hand:?}"));
