@@ -14,10 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch};
+use arrow::array::{AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::Int64Type;
-use arrow::error::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde::{Deserialize, Serialize};
@@ -26,6 +25,7 @@ use vramscope_wire::{Table, parquet_file};
 use super::ranges::Ranges;
 use super::state::Stretch;
 use crate::Map;
+use crate::spool::requeue::renumber;
 use crate::spool::rows::AllocRow;
 
 const SUFFIX: &str = ".parquet";
@@ -297,23 +297,6 @@ pub fn stack_ids(batch: &RecordBatch, mut see: impl FnMut(i64)) {
             ids.iter().flatten().for_each(&mut see);
         }
     }
-}
-
-fn renumber(batch: &RecordBatch, batch_seq: u64) -> Result<RecordBatch, ArrowError> {
-    let schema = batch.schema();
-    let columns = schema
-        .fields()
-        .iter()
-        .zip(batch.columns())
-        .map(|(field, column)| {
-            if field.name() == "batch_seq" {
-                Arc::new(Int64Array::from(vec![batch_seq as i64; batch.num_rows()])) as ArrayRef
-            } else {
-                Arc::clone(column)
-            }
-        })
-        .collect();
-    RecordBatch::try_new(Arc::clone(&schema), columns)
 }
 
 #[cfg(test)]

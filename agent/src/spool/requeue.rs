@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::error::ArrowError;
 use vramscope_wire::parquet_file;
 
 use super::folder::{self, REJECTED, SpoolFile};
@@ -93,23 +94,27 @@ fn renumbered(file: &SpoolFile, batch_seq: u64) -> anyhow::Result<Vec<u8>> {
     let opened = fs::File::open(&file.path)?;
     let mut batches = Vec::new();
     for batch in parquet_file::rows(file.table, opened)? {
-        let batch = batch?;
-        let columns = batch
-            .schema()
-            .fields()
-            .iter()
-            .zip(batch.columns())
-            .map(|(field, column)| {
-                if field.name() == "batch_seq" {
-                    Arc::new(Int64Array::from(vec![batch_seq as i64; batch.num_rows()])) as ArrayRef
-                } else {
-                    Arc::clone(column)
-                }
-            })
-            .collect();
-        batches.push(RecordBatch::try_new(batch.schema(), columns)?);
+        batches.push(renumber(&batch?, batch_seq)?);
     }
     Ok(parquet_file::encode(file.table, &batches)?)
+}
+
+/// The same rows under another batch's number.
+pub fn renumber(batch: &RecordBatch, batch_seq: u64) -> Result<RecordBatch, ArrowError> {
+    let schema = batch.schema();
+    let columns = schema
+        .fields()
+        .iter()
+        .zip(batch.columns())
+        .map(|(field, column)| {
+            if field.name() == "batch_seq" {
+                Arc::new(Int64Array::from(vec![batch_seq as i64; batch.num_rows()])) as ArrayRef
+            } else {
+                Arc::clone(column)
+            }
+        })
+        .collect();
+    RecordBatch::try_new(Arc::clone(&schema), columns)
 }
 
 #[cfg(test)]

@@ -117,10 +117,17 @@ fn what_a_gap_swallows_is_missing_and_no_more() {
         sql.get(place, "allocations"),
         sql.get(place, "frees") + sql.get(place, "live_at_exit")
     );
-    let rows = bench.query("SELECT cause FROM losses WHERE cause <> 'missed_entry'");
-    let causes: Vec<_> = rows.iter().map(|row: &Row| &row["cause"]).collect();
-    // A call that was under way when the new probes came is seen to return, and counted as such.
+    // One thread calls the runtime over the driver: when the new probes come, one call of each may
+    // be under way, which is seen to return and counted as such.
+    let (mut causes, mut under_way) = (Vec::new(), 0);
+    for row in bench.query("SELECT cause, lost FROM losses") {
+        match row["cause"].as_str().unwrap() {
+            "missed_entry" => under_way += row["lost"].as_i64().unwrap(),
+            other => causes.push(other.to_string()),
+        }
+    }
     assert_eq!(causes, ["restart_gap"]);
+    assert!(under_way <= 2, "{under_way} calls under way on one thread");
 }
 
 /// Renames the pinned probes' folder, whose name is what the agent knows its own probes by.
