@@ -426,7 +426,6 @@ fn agent_windows(rows: &[WindowRow], origin: Origin<'_>) -> Result<RecordBatch, 
         ),
         ("lost_by_cause", counts("cause", &|r| &r.lost_by_cause)?),
         ("lossy", column!(rows, flag, |r| r.lossy)),
-        // Filled as soon as the schema has it.
         ("clock_step_ns", column!(rows, long, |r| r.clock_step_ns)),
         ("cpu_ns", column!(rows, long, |r| r.cpu_ns)),
         ("rss_bytes", column!(rows, long, |r| r.rss_bytes)),
