@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use vramscope_fakes::ledger::{Kind, Layer};
 use xtask::children::{Child, sleep};
-use xtask::compare::{self, Row, Source};
+use xtask::compare::{self, Source};
 
 use crate::bench::{Bench, WORKLOAD};
 
