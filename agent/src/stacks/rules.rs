@@ -58,7 +58,7 @@ pub struct Rules {
     /// Where sections begin in the file's own addresses.
     bases: BaseAddresses,
     text: Option<Range<u64>>,
-    /// Loaded parts: offset in the file, bytes there, the file's own address.
+    /// Parts loaded as code: offset in the file, bytes there, the file's own address.
     segments: Vec<(u64, u64, u64)>,
 }
 
@@ -72,8 +72,10 @@ impl Rules {
         let _ = map.advise(Advice::Random);
         let elf = ElfFile64::<object::Endianness>::parse(&map[..]).ok()?;
         let endian = elf.endian();
+        // Others may begin or end in the same page of the file.
         let loaded = elf.elf_program_headers().iter().filter(|header| {
-            header.p_type(endian) == object::elf::PT_LOAD
+            let is_code = header.p_flags(endian) & object::elf::PF_X != 0;
+            header.p_type(endian) == object::elf::PT_LOAD && is_code
         });
         let segments = loaded
             .map(|header| {
