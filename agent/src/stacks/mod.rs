@@ -213,7 +213,6 @@ impl Stacks {
             break (key, looked, end);
         };
         let quality = looked.quality(end, taken.cut);
-        if std::env::var("DBG").is_ok() { eprintln!("DBG {end:?} {quality:?} lost {} cut {} ruled {} n {} addr {:x?} bytes {:?}", looked.is_lost, taken.cut, looked.is_ruled, looked.natives.len(), self.unwinding.addresses.last().map(|a| u64::from_ne_bytes(*a)), taken.copied.map(|c| c.bytes.len())); }
         let spoils = looked.has_odd && quality != Quality::Full;
         if spoils {
             self.unwinding.forget();
