@@ -142,6 +142,10 @@ fn ratio(value: f64) -> Option<f64> {
 fn mean_ratio(parts: &[(f64, Option<i64>)]) -> Option<f64> {
     let shares: Option<Vec<f64>> = parts.iter().map(|(share, _)| ratio(*share)).collect();
     let shares = shares?;
+    if let [only] = shares.as_slice() {
+        // As the engine wrote it.
+        return Some(*only);
+    }
     if shares.is_empty() {
         return None;
     }

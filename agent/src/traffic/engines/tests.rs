@@ -194,13 +194,14 @@ sglang:cache_config_info{model_name="m",num_pages="442353",page_size="1"} 1.0
     );
     assert_eq!(load.kv_total_pages, Some(442_353));
     assert_eq!((load.kv_cached_pages, load.kv_free_pages), (None, None));
-    let without_size = "sglang:num_used_tokens{model_name=\"m\"} 10\n";
+    let without_size = "sglang:num_used_tokens 10\nsglang:num_queue_reqs 0\n";
     assert_eq!(
         one(without_size).kv_used_pages,
         None,
         "10 tokens of how many a page?"
     );
-    let part_of_a_page = "sglang:num_used_tokens 10\nsglang:page_size 16\n";
+    let part_of_a_page =
+        "sglang:num_used_tokens 10\nsglang:page_size 16\nsglang:num_queue_reqs 0\n";
     assert_eq!(one(part_of_a_page).kv_used_pages, None);
 }
 
