@@ -32,6 +32,10 @@ pub struct Status {
     pub events: u64,
     /// Calls lost since this agent started, by cause.
     pub lost: BTreeMap<String, u64>,
+    /// Stacks that were to be copied since this agent started and were not: they go by frame
+    /// pointers.
+    #[serde(default)]
+    pub stacks_not_copied: u64,
     /// Processes in the books.
     pub processes: usize,
     pub live_bytes: u64,

@@ -54,6 +54,8 @@ const IDLE: Duration = Duration::from_millis(10);
 pub struct Totals {
     pub events: u64,
     pub lost: BTreeMap<&'static str, u64>,
+    /// Stacks that are less than they were to be.
+    pub stacks_not_copied: u64,
 }
 
 /// Sees rows on their way out.
@@ -471,7 +473,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        if room::is_loss(cause.name()) {
+                        if *cause == Loss::StackNotCopied {
+                            self.totals.stacks_not_copied += new;
+                        } else {
                             *self.totals.lost.entry(cause.name()).or_default() += new;
                         }
                     }
