@@ -95,6 +95,7 @@ pub fn write(
             .iter()
             .map(|(cause, count)| ((*cause).to_string(), *count))
             .collect(),
+        stacks_not_copied: checkpoint.totals.stacks_not_copied,
         processes: checkpoint.ledger.processes().count(),
         live_bytes,
         live_blocks,

@@ -9,7 +9,10 @@
 
 use aya_ebpf::helpers::{
     bpf_get_current_pid_tgid, bpf_probe_read_user,
-    generated::{bpf_probe_read_user as read_user, bpf_ringbuf_discard, bpf_ringbuf_reserve, bpf_ringbuf_submit},
+    generated::{
+        bpf_probe_read_user as read_user, bpf_ringbuf_discard, bpf_ringbuf_reserve,
+        bpf_ringbuf_submit,
+    },
 };
 use vramscope_ebpf_abi::{
     Loss, MAX_DEPTH,

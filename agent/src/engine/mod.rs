@@ -301,10 +301,7 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel:
-                Channel {
-                    ring, copies, ..
-                },
+            channel: Channel { ring, copies, .. },
             orderer,
             undecodable,
             filter,
@@ -339,9 +336,7 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                let copied = is_copied
-                    .then(|| copies.find(event.seq()))
-                    .flatten();
+                let copied = is_copied.then(|| copies.find(event.seq())).flatten();
                 // The ring of copies was emptied meanwhile.
                 cut |= is_copied && copied.is_none();
                 let taken = Taken {

@@ -136,7 +136,9 @@ impl Rules {
             .segments
             .iter()
             // A mapping begins at the page that the segment begins in.
-            .find(|(from, bytes, _)| (page(*from)..from.saturating_add(*bytes)).contains(&offset))?;
+            .find(|(from, bytes, _)| {
+                (page(*from)..from.saturating_add(*bytes)).contains(&offset)
+            })?;
         Some(start.wrapping_sub(offset.wrapping_sub(*from).wrapping_add(*address)))
     }
 
@@ -186,9 +188,7 @@ impl Rules {
                 X86_64::RSP => Some(match frame_pointer {
                     None
                     | Some(
-                        RegisterRule::Undefined
-                        | RegisterRule::SameValue
-                        | RegisterRule::Offset(_),
+                        RegisterRule::Undefined | RegisterRule::SameValue | RegisterRule::Offset(_),
                     ) => Step::Ruled,
                     Some(_) => Step::Odd,
                 }),

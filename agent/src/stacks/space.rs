@@ -82,7 +82,10 @@ impl AddressSpace {
         let mut before = std::mem::take(&mut self.code);
         let is_same = |a: &Code, b: &Code| (a.start, a.end, &a.file) == (b.start, b.end, &b.file);
         let unchanged = before.len() == code.len()
-            && before.iter().zip(&code).all(|(before, now)| is_same(before, now));
+            && before
+                .iter()
+                .zip(&code)
+                .all(|(before, now)| is_same(before, now));
         for now in &mut code {
             let kept = before.iter_mut().find(|before| is_same(before, now));
             now.known = kept.and_then(|kept| kept.known.take());
@@ -116,7 +119,12 @@ impl AddressSpace {
 
     /// What lies at an address, `None` where there is no code. Tells as well whether the unwinder
     /// has learnt rules by it that it had not.
-    pub fn place(&mut self, pid: u32, address: u64, modules: &mut Modules) -> Option<(Place, bool)> {
+    pub fn place(
+        &mut self,
+        pid: u32,
+        address: u64,
+        modules: &mut Modules,
+    ) -> Option<(Place, bool)> {
         let index = self.index(address)?;
         let code = &mut self.code[index];
         let mut learnt = false;

@@ -81,7 +81,10 @@ fn resolve(stacks: &mut Stacks, copied: Copied<'_>) -> (Stack, Vec<u64>) {
     };
     let stack = stacks.resolve(std::process::id(), "cudaMalloc", &taken, Vec::new);
     let addresses = stacks.unwinding.addresses.iter();
-    (stack, addresses.map(|bytes| u64::from_ne_bytes(*bytes)).collect())
+    (
+        stack,
+        addresses.map(|bytes| u64::from_ne_bytes(*bytes)).collect(),
+    )
 }
 
 /// Both unwinders from one function, `depth` calls down: the callers of this function have to be
@@ -101,7 +104,10 @@ fn a_whole_stack_is_the_one_that_libgcc_finds() {
     let (stack, addresses) = resolve(&mut stacks, taking.copied());
     assert_eq!(stack.quality, Quality::Full);
     // Without the functions that ask, and libgcc's zero at the end.
-    let callers: Vec<u64> = expected.into_iter().filter(|address| *address != 0).collect();
+    let callers: Vec<u64> = expected
+        .into_iter()
+        .filter(|address| *address != 0)
+        .collect();
     assert!(addresses.len() > 22);
     assert_eq!(addresses[2..], callers[2..]);
     // The same again, from what is kept.
@@ -122,7 +128,10 @@ fn bytes_that_end_early_give_the_innermost_frames() {
     assert!(cut.len() > 1 && cut.len() < whole.len());
     assert_eq!(cut, whole[..cut.len()]);
     // And no rule was forgotten by it.
-    assert_eq!(resolve(&mut stacks, taking.copied()).0.quality, Quality::Full);
+    assert_eq!(
+        resolve(&mut stacks, taking.copied()).0.quality,
+        Quality::Full
+    );
 }
 
 /// A return probe's address stands in place of the true one, which the kernel side has kept.
@@ -154,7 +163,9 @@ fn any_bytes_are_survived() {
     for _ in 0..200 {
         let mut bytes = taking.bytes.clone();
         for byte in bytes.iter_mut().skip(64) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             // Some words stay.
             if state >> 62 == 0 {
                 *byte = (state >> 40) as u8;

@@ -6,8 +6,8 @@
 //! each list when it is new: every address has to lie in code, and the quality says what ways led
 //! there.
 
-use framehop::{FrameAddress, Unwinder as _};
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64};
+use framehop::{FrameAddress, Unwinder as _};
 
 use super::space::AddressSpace;
 use crate::probes::copies::Copied;

@@ -60,19 +60,36 @@ pub fn measure(project: &Project) -> Result<Figures> {
         ];
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let libraries = std::slice::from_ref(&traced);
-        let agent = Daemon::start(project, &folder.join(bytes).join("agent"), libraries, &settings, None)?;
+        let agent = Daemon::start(
+            project,
+            &folder.join(bytes).join("agent"),
+            libraries,
+            &settings,
+            None,
+        )?;
         let copies = [("empty", empty), ("traced", traced.clone())];
         let mut medians = Medians::default();
         for turn in 0..TURNS {
             step.at((index * TURNS + turn) as u64, bytes);
             let arguments = [
-                STACK, "--release", RELEASE, "--deep", "131072", "--calls", "200", "--pause-ms", "20",
+                STACK,
+                "--release",
+                RELEASE,
+                "--deep",
+                "131072",
+                "--calls",
+                "200",
+                "--pause-ms",
+                "20",
             ];
             medians.add(&rounds(project, &arguments, &copies)?)?;
         }
         let status = agent.wait_until_read(Duration::from_secs(60))?;
         if status.events < medians.calls / 2 {
-            bail!("the agent saw {} calls: the traced copy was not hooked", status.events);
+            bail!(
+                "the agent saw {} calls: the traced copy was not hooked",
+                status.events
+            );
         }
         not_copied += status.not_copied;
         let pair = Some(medians.of("traced").zip(medians.of("empty")));
