@@ -269,8 +269,10 @@ configuration! {
     /// without frame pointers are found: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB; 0B: none, stacks are
     /// walked by frame pointers alone. See docs/stacks.md.
     stack_bytes: Bytes = Bytes(16 << 10), "VRAMSCOPE_STACK_BYTES";
-    /// Of the many events of a framework's allocator, how many in a second of each thread have
-    /// their stack copied like that; the others go by frame pointers.
+    /// How many stacks of such calls are copied in a second of each thread; those of the calls beyond
+    /// are walked by frame pointers.
+    call_stacks: usize = 20_000, "VRAMSCOPE_CALL_STACKS";
+    /// The same for the many events of a framework's allocator.
     framework_stacks: usize = 100, "VRAMSCOPE_FRAMEWORK_STACKS";
     /// Bytes of the kernel's ring for copied stacks, a power of two from 4096 on. A stack that finds
     /// it full is walked by frame pointers instead (counted as stack_not_copied; no event is lost).

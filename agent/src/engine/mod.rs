@@ -55,6 +55,8 @@ const IDLE: Duration = Duration::from_millis(10);
 pub struct Totals {
     pub events: u64,
     pub lost: BTreeMap<&'static str, u64>,
+    /// Stacks that are less than they were to be.
+    pub stacks_not_copied: u64,
 }
 
 /// Sees rows on their way out.
@@ -299,10 +301,7 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel:
-                Channel {
-                    ring, copies, ..
-                },
+            channel: Channel { ring, copies, .. },
             orderer,
             undecodable,
             filter,
@@ -337,9 +336,7 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                let copied = is_copied
-                    .then(|| copies.find(event.seq()))
-                    .flatten();
+                let copied = is_copied.then(|| copies.find(event.seq())).flatten();
                 // The ring of copies was emptied meanwhile.
                 cut |= is_copied && copied.is_none();
                 let taken = Taken {
@@ -489,7 +486,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        if room::is_loss(cause.name()) {
+                        if *cause == Loss::StackNotCopied {
+                            self.totals.stacks_not_copied += new;
+                        } else {
                             *self.totals.lost.entry(cause.name()).or_default() += new;
                         }
                     }

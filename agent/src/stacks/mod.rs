@@ -177,11 +177,12 @@ impl Stacks {
             }
         });
         let mut may_read = true;
-        // Round again when the unwinder has learnt rules, or where code lies, on the way.
+        // Round again when code lies where none was known.
         let (key, looked, end) = loop {
             let (frames, end) = match &taken.copied {
                 Some(copied) => {
-                    let end = self.unwinding.unwind(&process.space, copied);
+                    let (space, modules) = (&mut process.space, &mut self.modules);
+                    let end = self.unwinding.unwind(pid, space, modules, copied);
                     (self.unwinding.addresses.as_flattened(), Some(end))
                 }
                 None => (taken.frames, None),
@@ -189,7 +190,7 @@ impl Stacks {
             // Wide enough for two stacks never to meet by chance. A name's place in memory is as
             // good as the name, and costs nothing to hash.
             let ways = u64::from(taken.cut) | end.map_or(0, |end| (end as u64 + 1) << 1);
-            let seed = (api.as_ptr() as u64) << 3 | ways;
+            let seed = (api.as_ptr() as u64) << 4 | ways;
             let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, seed);
             if let Some(resolved) = process.resolved.get(&key) {
                 if resolved.spoils {
@@ -198,7 +199,6 @@ impl Stacks {
                 return resolved.stack;
             }
             let looked = Looked::at(pid, frames, &mut process.space, &mut self.modules);
-            self.unwinding.changed(process.space.take_changes());
             if looked.is_lost && may_read {
                 // Mapped since we last looked.
                 may_read = false;
@@ -206,9 +206,6 @@ impl Stacks {
                     process.resolved.clear();
                     continue;
                 }
-            }
-            if looked.has_learnt && end.is_some() {
-                continue;
             }
             break (key, looked, end);
         };
@@ -296,8 +293,6 @@ struct Looked {
     natives: Vec<Native>,
     /// There was such an address: it was none, and what follows is not to be trusted.
     is_lost: bool,
-    /// The unwinder knows rules now that it did not when it made the list.
-    has_learnt: bool,
     has_odd: bool,
     /// Every way up went by a rule.
     is_ruled: bool,
@@ -313,11 +308,10 @@ impl Looked {
         for bytes in frames.as_chunks().0 {
             let address = u64::from_ne_bytes(*bytes);
             // The byte before the return address belongs to the call.
-            let Some((place, learnt)) = space.place(pid, address.wrapping_sub(1), modules) else {
+            let Some(place) = space.place(pid, address.wrapping_sub(1), modules) else {
                 looked.is_lost = true;
                 break;
             };
-            looked.has_learnt |= learnt;
             looked.has_odd |= place.step == Step::Odd;
             // The last frame need not have a way up.
             looked.is_ruled &= last.is_none_or(|step| matches!(step, Step::Ruled | Step::Odd));
@@ -330,7 +324,7 @@ impl Looked {
                 },
             });
         }
-        looked.is_ruled &= last != Some(Step::Unruled);
+        looked.is_ruled &= last.is_some_and(|step| step != Step::Unruled);
         looked
     }
 
@@ -341,7 +335,7 @@ impl Looked {
             None => Quality::FramePointer,
             Some(End::First) if self.is_ruled => Quality::Full,
             Some(End::First) => Quality::FramePointer,
-            Some(End::Bytes | End::Lost) => Quality::Truncated,
+            Some(End::Bytes | End::Lost | End::NoCode) => Quality::Truncated,
         }
     }
 }
