@@ -17,6 +17,7 @@ mod serve;
 mod ship;
 mod spans;
 mod standins;
+mod symbols;
 mod trace;
 mod traffic;
 mod vendor;
