@@ -486,7 +486,7 @@ fn a_server_of_debug_files() {
     let older = std::time::SystemTime::now() - Duration::from_secs(3600);
     for name in ["aa.debug", "bb.debug", "cc.part"] {
         let file = std::fs::File::create(cache.join(name)).unwrap();
-        file.set_len(3 * bytes.len() as u64 / 2).unwrap();
+        file.set_len(2 * bytes.len() as u64).unwrap();
     }
     let file = std::fs::File::options().write(true).open(&old).unwrap();
     file.set_modified(older).unwrap();
@@ -496,8 +496,40 @@ fn a_server_of_debug_files() {
     assert_eq!(kept(), expected);
 }
 
+/// Stacks of a trace: id and folded form, and the functions in frames of one module.
+type Traced = (BTreeMap<i64, String>, Vec<Option<String>>);
+
+fn traced(bench: &Bench, options: &[&str], program: &Path, url: &str) -> Traced {
+    let _ = std::fs::remove_dir_all(bench.trace());
+    let status = bench
+        .tracer(&[options, &["--quiet"]].concat())
+        .arg(program)
+        .args(["churn", "--seconds", "1", "--rate", "100", "--stacks", "4"])
+        .env("DEBUGINFOD_URLS", url)
+        .stdout(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let (mut stacks, mut functions) = (BTreeMap::new(), Vec::new());
+    for batch in bench.rows(Table::Stacks) {
+        let column = |name: &str| batch.column_by_name(name).unwrap();
+        let (ids, folded) = (column("stack_id"), column("folded").as_string::<i32>());
+        let ids = ids.as_primitive::<arrow::datatypes::Int64Type>();
+        stacks.extend((0..ids.len()).map(|i| (ids.value(i), folded.value(i).to_string())));
+        let frames = column("frames").as_list::<i32>().values().as_struct();
+        let column = |name: &str| frames.column_by_name(name).unwrap().as_string::<i32>();
+        let (modules, names) = (column("module"), column("function"));
+        let ours = (0..frames.len())
+            .filter(|row| modules.is_valid(*row) && modules.value(*row) == text(program));
+        functions.extend(ours.map(|row| names.is_valid(row).then(|| names.value(row).to_string())));
+    }
+    assert!(!functions.is_empty());
+    (stacks, functions)
+}
+
 /// The whole way: a stripped program is traced; its functions have names where a server is configured,
-/// and modules with offsets where not. The environment alone configures nothing.
+/// and modules with offsets where not. The environment alone configures nothing. The ids of its stacks
+/// are the same each time, also where the program lies elsewhere, and so are the names.
 #[test]
 fn a_traced_program_is_named_by_a_server() {
     let Some(bench) = Bench::new() else { return };
@@ -516,45 +548,28 @@ fn a_traced_program_is_named_by_a_server() {
     };
     let (url, asked) = serve([(path_of(&build_id), std::fs::read(&debug).unwrap())].into());
     let cache = bench.root().join("cache");
-    for is_configured in [false, true] {
-        let _ = std::fs::remove_dir_all(bench.trace());
-        let configured = [
-            "--debuginfod-urls",
-            &url,
-            "--debuginfod-cache",
-            text(&cache),
-        ];
-        let options = if is_configured { &configured[..] } else { &[] };
-        let status = bench
-            .tracer(&[options, &["--quiet"]].concat())
-            .arg(&program)
-            .arg("hold")
-            .env("DEBUGINFOD_URLS", &url)
-            .status()
-            .unwrap();
-        assert!(status.success());
-        let mut functions = Vec::new();
-        for batch in bench.rows(Table::Stacks) {
-            let frames = batch.column_by_name("frames").unwrap().as_list::<i32>();
-            let frames = frames.values().as_struct();
-            let column = |name: &str| frames.column_by_name(name).unwrap().as_string::<i32>();
-            let (modules, names) = (column("module"), column("function"));
-            for row in 0..frames.len() {
-                if modules.is_valid(row) && modules.value(row) == text(&program) {
-                    functions.push(names.is_valid(row).then(|| names.value(row).to_string()));
-                }
-            }
-        }
-        assert!(!functions.is_empty());
-        let is_main = |name: &Option<String>| {
-            name.as_ref()
-                .is_some_and(|name| name.contains("vramscope_workload::main"))
-        };
-        assert_eq!(
-            functions.iter().any(is_main),
-            is_configured,
-            "{functions:?}"
-        );
-        assert_eq!(asked.lock().unwrap().len(), usize::from(is_configured));
-    }
+    let configured = [
+        "--debuginfod-urls",
+        &url,
+        "--debuginfod-cache",
+        text(&cache),
+    ];
+    let is_main = |name: &Option<String>| {
+        let name = name.as_ref();
+        name.is_some_and(|name| name.contains("vramscope_workload::main"))
+    };
+
+    let (nameless, functions) = traced(&bench, &[], &program, &url);
+    assert!(functions.iter().all(Option::is_none), "{functions:?}");
+    assert!(asked.lock().unwrap().is_empty());
+    let (stacks, functions) = traced(&bench, &configured, &program, &url);
+    assert!(functions.iter().any(is_main), "{functions:?}");
+    let elsewhere = bench.root().join("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let moved = elsewhere.join("workload");
+    std::fs::rename(&program, &moved).unwrap();
+    let (again, _) = traced(&bench, &configured, &moved, &url);
+    assert_eq!(asked.lock().unwrap().len(), 1, "it is kept");
+    assert_eq!(again, stacks);
+    assert!(nameless.keys().eq(stacks.keys()));
 }
