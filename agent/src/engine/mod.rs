@@ -32,7 +32,7 @@ use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
-use crate::stacks::Stacks;
+use crate::stacks::{Stacks, Taken};
 use crate::traffic::Scraper;
 use window::Window;
 pub use window::{Counts, Losses};
@@ -310,7 +310,7 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel,
+            channel: Channel { ring, copies, .. },
             orderer,
             undecodable,
             filter,
@@ -318,11 +318,12 @@ impl Engine {
             discovery,
             ..
         } = self;
-        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+        let taken = ring.read(RECORDS_PER_TURN, |bytes| {
             let Decoded {
                 mut event,
                 frames,
-                cut,
+                mut cut,
+                copied: is_copied,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -344,7 +345,15 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                stacks.resolve(tgid, probed, frames, cut, seen)
+                let copied = is_copied.then(|| copies.find(event.seq())).flatten();
+                // The ring of copies was emptied meanwhile.
+                cut |= is_copied && copied.is_none();
+                let taken = Taken {
+                    frames,
+                    cut,
+                    copied,
+                };
+                stacks.resolve(tgid, probed, &taken, seen)
             } else {
                 Stack::default()
             };
@@ -363,7 +372,9 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
-        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
+        let is_empty = taken < RECORDS_PER_TURN;
+        self.channel.copies.end_turn(is_empty);
+        self.emptied_ns = is_empty.then_some(now_ns);
         taken
     }
 
@@ -484,7 +495,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        *self.totals.lost.entry(cause.name()).or_default() += new;
+                        if room::is_loss(cause.name()) {
+                            *self.totals.lost.entry(cause.name()).or_default() += new;
+                        }
                     }
                 }
                 self.lost_reported = counts;
@@ -568,7 +581,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {
-                self.channel.ring.release(position);
+                self.channel.release(position);
                 self.rows.clear();
                 if self.flush_failed {
                     warn!("events are written again");

@@ -2,6 +2,7 @@
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod chains;
 mod clock;
 mod containers;
 mod daemon;
