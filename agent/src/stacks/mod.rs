@@ -2,7 +2,8 @@
 //!
 //! At the event a stack becomes a list of return addresses ([`unwind`], or frame pointers, which the
 //! kernel side followed), and each address becomes (module, offset in its file): that is cheap and
-//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]),
+//! from a thread of their own ([`naming`]).
 //!
 //! The list of addresses is what everything that follows depends on, so it is the key under which the
 //! outcome is kept: the same list again costs the unwinding and one look-up. A list that is new is
@@ -14,6 +15,7 @@
 //! offsets alone, never on load addresses, paths or names.
 
 pub mod modules;
+mod naming;
 pub mod rules;
 pub mod space;
 pub mod symbols;
@@ -23,14 +25,16 @@ pub mod unwind;
 mod tests;
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use crate::Map;
 use crate::host::procfs::Mapping;
 use crate::host::sigbus;
 use crate::probes::copies::Copied;
 use crate::probes::record::{Quality, Stack};
-use crate::spool::rows::{FrameRow, StackRow};
+use crate::spool::rows::StackRow;
 use modules::{ModuleId, Modules};
+use naming::Naming;
 use rules::Step;
 use space::AddressSpace;
 use unwind::{End, Unwinding};
@@ -46,9 +50,8 @@ const CACHE_PER_PROCESS: usize = 32_768;
 /// written again, which costs space in the table and nothing else.
 const KNOWN: usize = 1 << 20;
 
-/// Return addresses whose names are kept: the stacks of a program share most of them. At some 300
-/// bytes each they take 10 MiB at most, and are looked up anew when there are more.
-const NAMED: usize = 32_768;
+/// Stacks that wait for names at most; beyond that they do with modules and offsets.
+const UNNAMED: usize = 65_536;
 
 /// Where one return address lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,6 +67,13 @@ struct Unnamed {
     stack_id: i64,
     api: &'static str,
     locations: Vec<Location>,
+}
+
+impl Unnamed {
+    /// What has to be named.
+    fn natives(&self) -> impl Iterator<Item = Location> {
+        self.locations.iter().copied()
+    }
 }
 
 /// One frame of native code, before the stack has its id.
@@ -108,13 +118,14 @@ pub struct Stacks {
     unwinding: Unwinding,
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
-    symbolizer: symbols::Names,
-    named: Map<Location, Vec<FrameRow>>,
+    /// Of how many of them, the first ones, the names were asked for.
+    asked: usize,
+    naming: Naming,
 }
 
 impl Stacks {
-    /// `debug_symbols`: read DWARF for files and lines, which can take seconds per large library.
-    pub fn new(debug_symbols: bool) -> Self {
+    /// `names`: where functions' names come from.
+    pub fn new(names: symbols::Options) -> Self {
         sigbus::survive();
         Self {
             modules: Modules::default(),
@@ -122,8 +133,8 @@ impl Stacks {
             unwinding: Unwinding::new(),
             known: HashSet::new(),
             unnamed: Vec::new(),
-            symbolizer: symbols::Names::new(debug_symbols),
-            named: Map::default(),
+            asked: 0,
+            naming: Naming::start(names),
         }
     }
 
@@ -147,7 +158,8 @@ impl Stacks {
 
     /// Stacks that were written, for the journal.
     pub fn known(&self) -> Vec<i64> {
-        self.known.iter().copied().collect()
+        let waiting: HashSet<i64> = self.unnamed.iter().map(|stack| stack.stack_id).collect();
+        self.known.difference(&waiting).copied().collect()
     }
 
     /// A process is gone, or runs another program.
@@ -259,23 +271,55 @@ impl Stacks {
         (hash.digest() & MASK_63) as i64
     }
 
-    /// Names the stacks that are new since the last call.
-    pub fn name_new(&mut self) -> Vec<StackRow> {
-        let unnamed = std::mem::take(&mut self.unnamed);
-        unnamed.into_iter().map(|stack| self.name(&stack)).collect()
+    /// Has new stacks named, on another thread, and takes what is there. Cheap; does not wait.
+    pub fn exchange_names(&mut self) {
+        for stack in &self.unnamed[self.asked..] {
+            for location in stack.natives() {
+                let module = self.modules.get(location.module);
+                self.naming.ask(location, module);
+            }
+        }
+        self.asked = self.unnamed.len();
+        self.naming.take();
     }
 
-    fn name(&mut self, stack: &Unnamed) -> StackRow {
+    /// Whether stacks wait for their names.
+    pub fn waits_for_names(&self) -> bool {
+        !self.unnamed.is_empty() && self.naming.is_waiting()
+    }
+
+    /// In the end: waits until all names are there, or that long for the next one. From then on
+    /// nothing waits: what is not known by then has module and offset.
+    pub fn settle(&mut self, at_most: Duration) {
+        self.exchange_names();
+        while self.waits_for_names() && self.naming.wait(at_most) {}
+        self.naming.give_up();
+    }
+
+    /// The rows of new stacks whose names are there; of the others they come with a later call.
+    pub fn name_new(&mut self) -> Vec<StackRow> {
+        self.exchange_names();
+        let must_do = self.unnamed.len() > UNNAMED || self.naming.is_full();
+        let new = std::mem::take(&mut self.unnamed);
+        let (ready, waiting): (Vec<_>, Vec<_>) = new
+            .into_iter()
+            .partition(|stack| must_do || self.is_named(stack));
+        let rows = ready.iter().map(|stack| self.name(stack)).collect();
+        self.naming.tidy(waiting.is_empty());
+        self.asked = waiting.len();
+        self.unnamed = waiting;
+        rows
+    }
+
+    fn is_named(&self, stack: &Unnamed) -> bool {
+        stack.natives().all(|location| self.naming.has(location))
+    }
+
+    fn name(&self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
         for location in &stack.locations {
-            if self.named.len() >= NAMED {
-                self.named.clear();
-            }
-            let named = self.named.entry(*location).or_insert_with(|| {
-                let module = self.modules.get(location.module);
-                self.symbolizer.frames(module, location.offset)
-            });
-            frames.extend_from_slice(named);
+            let module = self.modules.get(location.module);
+            frames.extend(self.naming.frames(*location, module));
         }
         let folded = symbols::folded(&frames);
         StackRow {

@@ -98,6 +98,7 @@ fn from_below(depth: u32) -> (Vec<u64>, Taking) {
 }
 
 #[test]
+<<<<<<< HEAD
 fn a_whole_stack_is_the_one_that_libgcc_finds() {
     let (expected, taking) = from_below(20);
     let mut stacks = Stacks::new(false);
@@ -181,4 +182,20 @@ fn any_bytes_are_survived() {
     (copied.ip, copied.bytes) = (8, &[]);
     let stack = resolve(&mut stacks, copied).0;
     assert_eq!((stack.id, stack.quality), (None, Quality::Unresolved));
+=======
+fn probe() {
+    let expected = by_libgcc();
+    let (ip, sp, bp, bytes) = copy(64 << 10);
+    let mut stacks = Stacks::new(super::symbols::Options::default());
+    let copied = Copied { ip, sp, bp, returns: Default::default(), bytes: &bytes };
+    let taken = Taken { copied: Some(copied), ..Taken::default() };
+    let pid = std::process::id();
+    let stack = stacks.resolve(pid, "api", &taken, Vec::new);
+    let p = stacks.processes.get_mut(&pid).unwrap();
+    let end = stacks.unwinding.unwind(&p.space, &copied);
+    println!("{stack:?} {end:?} {:x?}", expected);
+    println!("{:x?}", stacks.unwinding.addresses.iter().map(|a| u64::from_ne_bytes(*a)).collect::<Vec<_>>());
+    for a in &stacks.unwinding.addresses { println!("{:x?}", p.space.place(pid, u64::from_ne_bytes(*a)-1, &mut stacks.modules)); }
+    let _ = procfs::pids;
+>>>>>>> i5t
 }

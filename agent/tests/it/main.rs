@@ -18,6 +18,7 @@ mod serve;
 mod ship;
 mod spans;
 mod standins;
+mod symbols;
 mod trace;
 mod traffic;
 mod vendor;
