@@ -79,7 +79,11 @@ fn a_copy_without_room_costs_no_event() {
     }
     let records = records(&mut bed);
     assert_eq!(records.len(), 10);
-    assert!(records.iter().all(|(_, copied, frames)| !copied && *frames >= 8));
+    assert!(
+        records
+            .iter()
+            .all(|(_, copied, frames)| !copied && *frames >= 8)
+    );
     assert_eq!(bed.lost(Loss::StackNotCopied), 10);
     assert_eq!(bed.total_lost(), 10);
 }
