@@ -1,8 +1,12 @@
 //! `vramscope map` and `vramscope why` from outside, on the seeded data ([`crate::seed`]) and on
 //! snapshots of real programs.
 
+mod diff;
+mod leaks;
 mod map;
+mod profiles;
 mod real;
+mod recording;
 mod why;
 
 use serde_json::Value;
