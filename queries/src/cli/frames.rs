@@ -35,7 +35,7 @@ pub struct Stack {
 
 pub type Stacks = HashMap<i64, Stack>;
 
-/// The stacks of these ids. One that has no row in `stacks` is not in the answer.
+/// The stacks of these ids. One that has no row in `stacks` (it was lost) is known by its id.
 pub async fn stacks(door: &mut Door, limits: Limits, ids: &[i64]) -> anyhow::Result<Stacks> {
     let mut found = Stacks::with_capacity(ids.len());
     for some in ids.chunks(STACKS_AT_ONCE) {
@@ -57,6 +57,12 @@ pub async fn stacks(door: &mut Door, limits: Limits, ids: &[i64]) -> anyhow::Res
                 found.insert(id, Stack { folded, frames });
             }
         }
+    }
+    for id in ids {
+        found.entry(*id).or_insert_with(|| Stack {
+            folded: format!("(stack {id}, without names)"),
+            frames: Vec::new(),
+        });
     }
     Ok(found)
 }

@@ -53,11 +53,7 @@ pub fn pairs(a: &Measured<'_>, b: &Measured<'_>, by: By) -> Vec<Pair> {
         let (rows, rest) = side.profile.most(ROWS);
         for (key, held) in rows {
             let stack = key.stack.and_then(|id| side.stacks.get(&id));
-            let name = match (stack, key.stack) {
-                // Its names were lost: it is itself and no other.
-                (None, Some(id)) => format!("(stack {id}, without names)"),
-                _ => owner::name(stack, by),
-            };
+            let name = owner::name(stack, by);
             let is_same = key.stack.is_some_and(|id| others.contains(&id));
             let found = match key.stack {
                 Some(id) if by == By::Stack && is_same => Key::Stack(id),

@@ -47,7 +47,7 @@ pub struct Leak {
     settled_by: Option<String>,
     statistics: Option<String>,
     overlaps: Option<String>,
-    requests: Option<i64>,
+    requests: Option<f64>,
     recorded_until: Option<String>,
     lossy: Option<bool>,
 }
@@ -135,7 +135,7 @@ impl Leak {
             settled_by: row.text("settled_by")?,
             statistics: row.text("statistics")?,
             overlaps: row.text("overlaps")?,
-            requests: row.number("requests")?,
+            requests: row.ratio("requests")?,
             recorded_until: row.text("recorded_until")?,
             lossy: row.flag("lossy")?,
         })
@@ -228,15 +228,17 @@ impl Leak {
         lines
     }
 
+    /// Every column of the view.
     pub fn json(&self) -> Value {
-        let statistics = self.statistics.as_deref();
-        json!({
+        let whose = json!({
             "rank": self.rank, "tier": self.tier, "detector": self.detector, "host": self.host,
             "process_id": self.process_id, "pid": self.pid, "exe": self.exe,
             "namespace": self.namespace, "pod": self.pod, "version": self.version,
             "gpu_uuid": self.gpu_uuid, "device": self.device, "memory_kind": self.memory_kind,
             "byte_class": self.byte_class, "layer": self.layer, "stack_id": self.stack_id,
             "folded": self.folded, "function": self.function, "module": self.module,
+        });
+        let figures = json!({
             "bytes_per_request": self.per_request.value,
             "bytes_per_request_low": self.per_request.low,
             "bytes_per_request_high": self.per_request.high,
@@ -247,11 +249,21 @@ impl Leak {
             "growth_bytes": self.growth_bytes, "growth_share": self.growth_share,
             "oldest_live_age_seconds": self.oldest_live_age_seconds,
             "survivor_bytes": self.survivor_bytes, "monotonic_share": self.monotonic_share,
+            "requests": self.requests,
+        });
+        let verdict = json!({
             "first_seen": self.first_seen, "confirmed_at": self.confirmed_at, "since": self.since,
             "projected_oom_at": self.projected_oom_at, "ambiguous_reason": self.reason,
-            "settled_by": self.settled_by, "statistics": statistics, "overlaps": self.overlaps,
-            "requests": self.requests, "recorded_until": self.recorded_until, "lossy": self.lossy,
-        })
+            "settled_by": self.settled_by, "statistics": self.statistics, "overlaps": self.overlaps,
+            "recorded_until": self.recorded_until, "lossy": self.lossy,
+        });
+        let mut all = serde_json::Map::new();
+        for part in [whose, figures, verdict] {
+            if let Value::Object(part) = part {
+                all.extend(part);
+            }
+        }
+        Value::Object(all)
     }
 }
 

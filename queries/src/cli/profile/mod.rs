@@ -291,13 +291,12 @@ impl Question<'_> {
     /// Columns of the answer, over rows of a stack of a process. Every row carries the times and the
     /// number of processes of all.
     fn columns(&self) -> String {
-        let process = if self.by_process {
-            "process_id"
+        let (process, group) = if self.by_process {
+            ("process_id", ", process_id")
         } else {
-            "CAST(NULL AS BIGINT)"
+            ("CAST(NULL AS BIGINT)", "")
         };
-        let sum = |column: &str| format!("CAST(sum({column}) AS BIGINT) AS {column}");
-        let sums: Vec<String> = [
+        let sums = [
             "live_bytes",
             "live_count",
             "start_bytes",
@@ -305,16 +304,14 @@ impl Question<'_> {
             "allocated_bytes",
             "allocations",
         ]
-        .map(sum)
-        .to_vec();
+        .map(|column| format!("CAST(sum({column}) AS BIGINT) AS {column}"))
+        .join(", ");
         format!(
-            "SELECT stack_id, {process} AS process_id, {},
-                (SELECT min(first_us) FROM bases) AS first_us,
-                (SELECT max(last_us) FROM bases) AS last_us,
-                (SELECT count(*) FROM bases) AS processes
-             FROM keyed GROUP BY stack_id{}",
-            sums.join(", "),
-            if self.by_process { ", process_id" } else { "" }
+            "SELECT s.*, b.* FROM (
+                SELECT stack_id, {process} AS process_id, {sums} FROM keyed GROUP BY stack_id{group}
+             ) AS s CROSS JOIN (
+                SELECT min(first_us) AS first_us, max(last_us) AS last_us, count(*) AS processes FROM bases
+             ) AS b"
         )
     }
 

@@ -32,6 +32,8 @@ pub fn name(stack: Option<&Stack>, by: By) -> String {
         return "(no stack)".to_string();
     };
     match by {
+        // Its names were lost: what there is stands for it.
+        _ if stack.frames.is_empty() => stack.folded.clone(),
         By::Stack => stack.folded.clone(),
         By::Function => owner(&stack.frames).map_or("?".to_string(), Frame::name),
         By::Module => match owner(&stack.frames) {

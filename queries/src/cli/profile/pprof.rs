@@ -298,7 +298,7 @@ impl<'a> Writer<'a> {
 
     fn add(&mut self, sample: &Sample<'a>) {
         let mut location_id = Vec::new();
-        let frames = sample.stack.map_or(&[][..], |stack| &stack.frames);
+        let frames: &'a [Frame] = sample.stack.map_or(&[], |stack| stack.frames.as_slice());
         let mut left = frames;
         while !left.is_empty() {
             let (place, outer) = left.split_at(place_length(left));
