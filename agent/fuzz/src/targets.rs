@@ -9,9 +9,11 @@ use vramscope_agent::config::Settings;
 use vramscope_agent::host::library::hooked_functions;
 use vramscope_agent::host::procfs;
 use vramscope_agent::host::usdt;
+use vramscope_agent::probes::copies::Copied;
 use vramscope_agent::probes::record;
 use vramscope_agent::probes::{operands, places};
 use vramscope_agent::spool::journal;
+use vramscope_agent::traffic::{engines, exposition};
 use vramscope_wire::{Table, parquet_file};
 
 /// Symbols of a library.
@@ -60,8 +62,11 @@ pub fn maps(bytes: &[u8]) {
     }
 }
 
-/// A record of the ring.
+/// A record of one of the rings.
 pub fn record(bytes: &[u8]) {
+    if let Some(copied) = Copied::decode(bytes) {
+        assert!(copied.bytes.len() < bytes.len());
+    }
     let Ok(record::Decoded { event, frames, .. }) = record::decode(bytes) else {
         return;
     };
@@ -104,4 +109,31 @@ pub fn journal(bytes: &[u8]) {
 pub fn config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let _ = toml::from_str::<Settings>(&text);
+}
+
+/// A metrics page of a serving engine.
+pub fn metrics(bytes: &[u8]) {
+    let page = exposition::Page::read(bytes, engines::is_wanted);
+    for sample in &page.samples {
+        assert!(engines::is_wanted(sample.name));
+        assert!(sample.labels.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+    for load in engines::read(&page) {
+        let counts = [
+            load.running,
+            load.waiting,
+            load.completed_total,
+            load.kv_page_tokens,
+            load.kv_total_pages,
+            load.kv_used_pages,
+            load.kv_cached_pages,
+            load.kv_free_pages,
+            load.swapped_bytes,
+        ];
+        assert!(counts.into_iter().flatten().all(|count| count >= 0));
+        assert!(
+            load.kv_usage_ratio
+                .is_none_or(|ratio| (0.0..=1.0).contains(&ratio))
+        );
+    }
 }

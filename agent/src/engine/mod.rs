@@ -32,7 +32,8 @@ use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
-use crate::stacks::Stacks;
+use crate::stacks::{Stacks, Taken};
+use crate::traffic::Scraper;
 use window::Window;
 pub use window::{Counts, Losses};
 
@@ -46,6 +47,10 @@ const RING_FILL: f64 = 0.25;
 const SWEEP: Duration = Duration::from_millis(50);
 /// How often processes are looked up that map hooked libraries.
 const REPORT: Duration = Duration::from_millis(500);
+/// How much longer rows wait for the names of their stacks, so that both become durable together.
+const NAMES_PATIENCE: Duration = Duration::from_secs(5);
+/// The same in the end, between one name and the next.
+const LAST_NAMES: Duration = Duration::from_secs(10);
 /// How long the loop waits when the ring is empty.
 const IDLE: Duration = Duration::from_millis(10);
 
@@ -54,6 +59,8 @@ const IDLE: Duration = Duration::from_millis(10);
 pub struct Totals {
     pub events: u64,
     pub lost: BTreeMap<&'static str, u64>,
+    /// Stacks that are less than they were to be.
+    pub stacks_not_copied: u64,
 }
 
 /// Sees rows on their way out.
@@ -73,6 +80,7 @@ pub struct Engine {
     channel: Channel,
     discovery: Discovery,
     sampler: Sampler,
+    traffic: Option<Scraper>,
     cards: Vec<Card>,
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
@@ -121,6 +129,8 @@ pub struct Parts {
     pub channel: Channel,
     pub discovery: Discovery,
     pub sampler: Sampler,
+    /// `None`: no serving engine is asked.
+    pub traffic: Option<Scraper>,
     pub output: Box<dyn Output>,
     pub filter: Option<Box<dyn Filter>>,
     pub observer: Option<Box<dyn Observer>>,
@@ -134,6 +144,7 @@ impl Engine {
             mut channel,
             discovery,
             sampler,
+            traffic,
             output,
             filter,
             observer,
@@ -144,7 +155,7 @@ impl Engine {
             .iter()
             .for_each(|change| ledger.restore(change));
         ledger.restored();
-        let mut stacks = Stacks::new(config.debug_symbols);
+        let mut stacks = Stacks::new(config.names());
         stacks.restore(resumed.stacks);
         let next_seq = if channel.fresh {
             Some(resumed.waiting.next_seq.unwrap_or(1))
@@ -186,6 +197,7 @@ impl Engine {
             channel,
             discovery,
             sampler,
+            traffic,
             orderer,
             applied_ns: clock::monotonic_ns(),
             emptied_ns: None,
@@ -206,6 +218,9 @@ impl Engine {
         let taken = self.drain();
         let samples = self.sampler.take();
         self.take_samples(samples);
+        if let Some(traffic) = &self.traffic {
+            self.rows.traffic.extend(traffic.take());
+        }
         if self.last_sweep.elapsed() >= SWEEP {
             self.last_sweep = Instant::now();
             self.sweep();
@@ -213,19 +228,34 @@ impl Engine {
         if self.last_report.elapsed() >= REPORT {
             self.last_report = Instant::now();
             self.report_mapped();
+            self.tell_traffic();
         }
+        self.stacks.exchange_names();
         // Nobody knows how many calls are missed while the probes are out.
         self.window.counts.switched_off |= self.discovery.known().off().is_some();
-        if self.clock.refresh() || self.window.is_over(self.config.window.0) {
+        let patience = if self.stacks.waits_for_names() {
+            NAMES_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        if self.clock.refresh() || self.window.is_over(self.config.window.0 + patience) {
             // Together, so that what this flush drops is told by this window.
             self.flush(true);
-        } else if self.last_flush.elapsed() >= self.config.flush_interval.0
+        } else if self.last_flush.elapsed() >= self.config.flush_interval.0 + patience
             || (self.is_pressed() && !self.flush_failed)
         {
             self.flush(false);
         }
         if taken == 0 {
             self.channel.ring.wait(IDLE);
+        }
+    }
+
+    /// Whose load is of interest.
+    fn tell_traffic(&self) {
+        if let Some(traffic) = &self.traffic {
+            let pids = self.ledger.processes().map(|process| process.pid);
+            traffic.tell(pids, self.discovery.known().off().is_some());
         }
     }
 
@@ -241,6 +271,7 @@ impl Engine {
         while self.drain() > 0 {}
         self.sweep();
         self.report_mapped();
+        self.stacks.settle(LAST_NAMES);
         self.flush(true);
         !self.flush_failed
     }
@@ -281,7 +312,7 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel,
+            channel: Channel { ring, copies, .. },
             orderer,
             undecodable,
             filter,
@@ -289,11 +320,12 @@ impl Engine {
             discovery,
             ..
         } = self;
-        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+        let taken = ring.read(RECORDS_PER_TURN, |bytes| {
             let Decoded {
                 mut event,
                 frames,
-                cut,
+                mut cut,
+                copied: is_copied,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -315,7 +347,15 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                stacks.resolve(tgid, probed, frames, cut, seen)
+                let copied = is_copied.then(|| copies.find(event.seq())).flatten();
+                // The ring of copies was emptied meanwhile.
+                cut |= is_copied && copied.is_none();
+                let taken = Taken {
+                    frames,
+                    cut,
+                    copied,
+                };
+                stacks.resolve(tgid, probed, &taken, seen)
             } else {
                 Stack::default()
             };
@@ -334,7 +374,9 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
-        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
+        let is_empty = taken < RECORDS_PER_TURN;
+        self.channel.copies.end_turn(is_empty);
+        self.emptied_ns = is_empty.then_some(now_ns);
         taken
     }
 
@@ -455,7 +497,11 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        *self.totals.lost.entry(cause.name()).or_default() += new;
+                        if *cause == Loss::StackNotCopied {
+                            self.totals.stacks_not_copied += new;
+                        } else {
+                            *self.totals.lost.entry(cause.name()).or_default() += new;
+                        }
                     }
                 }
                 self.lost_reported = counts;
@@ -529,6 +575,7 @@ impl Engine {
             totals: &self.totals,
             ring_fill: self.channel.ring.fill(),
             discovery: &self.discovery,
+            traffic: self.traffic.as_ref(),
         };
         let result = if idle {
             self.output.idle(&checkpoint);
@@ -538,7 +585,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {
-                self.channel.ring.release(position);
+                self.channel.release(position);
                 self.rows.clear();
                 if self.flush_failed {
                     warn!("events are written again");

@@ -43,9 +43,29 @@ pub struct AllocRow {
     pub device_free_bytes: Option<i64>,
 }
 
+/// What a frame is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FrameKind {
+    #[default]
+    Native,
+    /// Native code that the compiler put into the function of the next native frame.
+    Inlined,
+}
+
+impl FrameKind {
+    /// The value in the table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FrameKind::Native => "native",
+            FrameKind::Inlined => "inlined",
+        }
+    }
+}
+
 /// One frame of a stack.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FrameRow {
+    pub kind: FrameKind,
     pub module: Option<String>,
     pub build_id: Option<String>,
     pub offset: Option<i64>,
@@ -220,6 +240,16 @@ pub struct BlockRow {
     pub alloc_seq: Option<i64>,
 }
 
+/// A row of `traffic`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrafficRow {
+    pub ts_ns: i64,
+    pub process_id: Option<i64>,
+    pub pid: Option<u32>,
+    pub endpoint: String,
+    pub load: crate::traffic::engines::Load,
+}
+
 /// Room for rows of `alloc_events` that is kept from flush to flush.
 const KEPT: usize = 65_536;
 
@@ -238,6 +268,7 @@ pub struct Rows {
     pub device_windows: Vec<DeviceWindowRow>,
     pub allocator_samples: Vec<AllocatorSampleRow>,
     pub segments: Vec<SegmentRow>,
+    pub traffic: Vec<TrafficRow>,
 }
 
 impl Rows {
@@ -269,5 +300,6 @@ impl Rows {
             && self.device_windows.is_empty()
             && self.allocator_samples.is_empty()
             && self.segments.is_empty()
+            && self.traffic.is_empty()
     }
 }

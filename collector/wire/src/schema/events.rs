@@ -102,7 +102,7 @@ pub(super) fn alloc_events() -> Vec<Column> {
         optional(
             "stack_quality",
             Utf8,
-            "frame_pointer, truncated, unresolved, or none",
+            "full (up to the thread's first function, by the rules that compilers write), frame_pointer (callers that keep no frame pointer may be missing), truncated (outer callers are missing), unresolved (no frame lies in known code), or none",
         ),
         required(
             "counted",

@@ -12,6 +12,7 @@ mod import;
 mod parquet;
 mod probes;
 mod simulate;
+mod stacks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ use crate::project::Project;
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
   cargo xtask bench import           vramscope import against Python; builds the query engine in
                                      release, which takes 40 minutes the first time on two cores
+  cargo xtask bench stacks           what a copied stack costs the traced call and the agent
   cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
@@ -68,6 +70,8 @@ pub enum Name {
     Import,
     /// Allocator events a second through the simulator.
     Simulate,
+    /// Cost of a call whose stack is copied, and of unwinding it.
+    Stacks,
 }
 
 impl Name {
@@ -156,6 +160,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Parquet => ("parquet", parquet::measure(project)?),
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
+            Name::Stacks => ("stacks", stacks::measure(project)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
