@@ -21,7 +21,7 @@ use crate::profile::pprof::{self, About, Sample, SampleType};
 use crate::profile::{self, Choice, Held, Profile, ROWS, Value};
 use crate::scope::Scope;
 use crate::target::{ANSWERED, FAILED, NOTHING, Target, USAGE, limits};
-use crate::text::counted;
+use crate::text::{age, counted};
 use crate::why::tail;
 use compare::{Measured, Pair, compared};
 use side::Side;
@@ -193,10 +193,10 @@ impl Half {
     }
 
     fn line(&self) -> String {
-        let hours = self
-            .profile
-            .hours()
-            .map_or(String::new(), |hours| format!(" ({hours:.1} h)"));
+        let hours = match self.profile.hours() {
+            Some(hours) => format!(" ({})", age(hours * 3600.0)),
+            None => String::new(),
+        };
         format!(
             "{}: {}{hours}, {}",
             self.side.label,

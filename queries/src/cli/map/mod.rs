@@ -18,7 +18,7 @@ use crate::door::Door;
 use crate::rows::quoted;
 use crate::target::{ANSWERED, Chosen, FAILED, Moment, NOTHING, Place, USAGE};
 use crate::text;
-pub use picture::{cut, is_own_native, is_own_python};
+pub use picture::{cut, is_own_native, is_own_python, name as stack_name};
 
 pub const HELP: &str = "\
 Examples:

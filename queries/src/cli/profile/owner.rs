@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 use crate::frames::{Frame, Stack};
-use crate::map::{is_own_native, is_own_python};
+use crate::map::{is_own_native, is_own_python, stack_name};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum By {
@@ -16,14 +16,24 @@ pub enum By {
 }
 
 /// The innermost Python function of the program itself; without one, the innermost native function
-/// that is none of the driver's, the framework's or the interpreter's; without that, the innermost
-/// frame of a module.
-pub fn owner(frames: &[Frame]) -> Option<&Frame> {
+/// that is none of the driver's, the framework's or the interpreter's.
+fn owner(frames: &[Frame]) -> Option<&Frame> {
     let first = |accepts: fn(&Frame) -> bool| frames.iter().find(|frame| accepts(frame));
-    first(is_own_python)
-        .or_else(|| first(is_own_native))
-        .or_else(|| first(|frame| !frame.module.is_empty()))
-        .or(frames.first())
+    first(is_own_python).or_else(|| first(is_own_native))
+}
+
+/// What a stack without an owner is called: its operator or backward function, where one ran.
+fn ownerless(frames: &[Frame]) -> String {
+    let first = frames.iter().find(|frame| !frame.name().is_empty());
+    match stack_name(frames).label {
+        label if label.is_empty() => first.map_or("?".to_string(), Frame::name),
+        label => label,
+    }
+}
+
+/// The innermost frame whose module is known.
+fn with_module(frames: &[Frame]) -> Option<&Frame> {
+    frames.iter().find(|frame| !frame.module.is_empty())
 }
 
 /// The name that a stack is added up under. Stacks that were never taken have one of their own.
@@ -35,8 +45,11 @@ pub fn name(stack: Option<&Stack>, by: By) -> String {
         // Its names were lost: what there is stands for it.
         _ if stack.frames.is_empty() => stack.folded.clone(),
         By::Stack => stack.folded.clone(),
-        By::Function => owner(&stack.frames).map_or("?".to_string(), Frame::name),
-        By::Module => match owner(&stack.frames) {
+        By::Function => match owner(&stack.frames) {
+            Some(frame) => frame.name(),
+            None => ownerless(&stack.frames),
+        },
+        By::Module => match owner(&stack.frames).or_else(|| with_module(&stack.frames)) {
             Some(frame) if frame.is_python() && !frame.file.is_empty() => frame.file.clone(),
             Some(frame) if !frame.module.is_empty() => frame.module.clone(),
             _ => "?".to_string(),

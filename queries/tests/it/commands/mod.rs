@@ -3,7 +3,6 @@
 
 mod burst;
 mod diff;
-mod leaks;
 mod map;
 mod profiles;
 mod real;
