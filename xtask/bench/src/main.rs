@@ -3,6 +3,7 @@
 
 mod churn;
 mod empty;
+mod leaks;
 mod library;
 mod parquet_bytes;
 mod rounds;
@@ -40,6 +41,8 @@ enum Part {
     Run(snapshot::Run),
     /// Replay allocator traces through the simulator.
     Simulate(simulate::Simulate),
+    /// Write hosts with known leaks as tables, and say what is true of them.
+    LeakHosts(leaks::Hosts),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Part::MakeSnapshot(options) => snapshot::make(&options),
         Part::Run(options) => snapshot::run(&options),
         Part::Simulate(options) => simulate::run(&options),
+        Part::LeakHosts(options) => leaks::hosts(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

@@ -9,6 +9,7 @@ mod agent;
 mod daemon;
 mod framework;
 mod import;
+mod leaks;
 mod parquet;
 mod probes;
 mod simulate;
@@ -33,9 +34,12 @@ use crate::project::Project;
   cargo xtask bench import           vramscope import against Python; builds the query engine in
                                      release, which takes 40 minutes the first time on two cores
   cargo xtask bench simulate --check events a second through the allocator's simulator
+  cargo xtask bench leaks --check    precision, recall and false alarms of the leak detectors on
+                                     simulated hosts; an hour or so; needs vramscope in release
+  cargo xtask bench leaks --runs 25 --seeds tuning --vramscope target/debug/vramscope
   cargo xtask bench                  all of them
 
-All but import need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import and leaks need root. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -48,7 +52,13 @@ pub struct Bench {
     /// import: a Python with PyTorch to compare with, instead of the one in the vendors' cache
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// import: measure this `vramscope` instead of one built in release
+    /// leaks: pairs of a leaky host and its clean twin
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    runs: usize,
+    /// leaks: hosts that detectors are tuned on, or those kept for reports
+    #[arg(long, value_enum, default_value_t = leaks::Seeds::Report)]
+    seeds: leaks::Seeds,
+    /// import, leaks: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
 }
@@ -68,12 +78,14 @@ pub enum Name {
     Import,
     /// Allocator events a second through the simulator.
     Simulate,
+    /// Precision, recall and false alarms of the leak detectors.
+    Leaks,
 }
 
 impl Name {
     /// Whether it runs the agent on this machine.
     fn traces(self) -> bool {
-        self != Name::Import
+        !matches!(self, Name::Import | Name::Leaks)
     }
 }
 
@@ -156,6 +168,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Parquet => ("parquet", parquet::measure(project)?),
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
+            Name::Leaks => ("leaks", leaks::measure(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
