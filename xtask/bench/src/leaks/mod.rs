@@ -3,6 +3,7 @@
 //! The plan says which hosts; the truth goes back to who asked and never into the tables.
 
 mod baselines;
+pub mod events;
 mod tables;
 
 use std::collections::BTreeMap;

@@ -22,7 +22,7 @@ use vramscope_leaksim::{Run, Window};
 use vramscope_wire::{Table, parquet_file};
 
 /// 2026-11-02 00:00:00 UTC, seconds since 1970.
-const BEGIN: i64 = 20_759 * 86_400;
+pub const BEGIN: i64 = 20_759 * 86_400;
 
 /// Bytes of the card. Larger than what a run holds: a card that fills up is not simulated.
 const CARD_BYTES: i64 = 192 << 30;

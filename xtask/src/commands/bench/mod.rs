@@ -9,6 +9,7 @@ mod agent;
 mod daemon;
 mod framework;
 mod import;
+mod leak_query;
 mod leaks;
 mod parquet;
 mod probes;
@@ -37,9 +38,10 @@ use crate::project::Project;
   cargo xtask bench leaks --check    precision, recall and false alarms of the leak detectors on
                                      simulated hosts; an hour or so; needs vramscope in release
   cargo xtask bench leaks --runs 25 --seeds tuning --vramscope target/debug/vramscope
+  cargo xtask bench leak-query       leak_by_stack over 50 million events, and DuckDB beside it
   cargo xtask bench                  all of them
 
-All but import and leaks need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import, leaks and leak-query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -58,7 +60,10 @@ pub struct Bench {
     /// leaks: hosts that detectors are tuned on, or those kept for reports
     #[arg(long, value_enum, default_value_t = leaks::Seeds::Report)]
     seeds: leaks::Seeds,
-    /// import, leaks: measure this `vramscope` instead of one built in release
+    /// leak-query: events in the tables
+    #[arg(long, value_name = "N", default_value_t = 50_000_000)]
+    events: usize,
+    /// import, leaks, leak-query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
 }
@@ -80,12 +85,14 @@ pub enum Name {
     Simulate,
     /// Precision, recall and false alarms of the leak detectors.
     Leaks,
+    /// What the question for leaks costs over many events, against DuckDB.
+    LeakQuery,
 }
 
 impl Name {
     /// Whether it runs the agent on this machine.
     fn traces(self) -> bool {
-        !matches!(self, Name::Import | Name::Leaks)
+        !matches!(self, Name::Import | Name::Leaks | Name::LeakQuery)
     }
 }
 
@@ -169,6 +176,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
             Name::Leaks => ("leaks", leaks::measure(project, options)?),
+            Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;

@@ -204,10 +204,7 @@ impl Lab {
         command.args(arguments);
         let output = output(&mut command)?;
         if !output.status.success() {
-            bail!(
-                "{}",
-                String::from_utf8_lossy(&output.stderr).trim().to_string()
-            );
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
         }
         serde_json::from_slice(&output.stdout).context("the measurement printed no JSON")
     }
