@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::{Bench, Figure, Figures, Target};
 use crate::children::output;
-use crate::commands::build;
 use crate::progress::{self, Step};
 use crate::project::Project;
 
@@ -40,17 +39,13 @@ print(json.dumps([dict(zip(names, row)) for row in answer.fetchall()]))
 
 /// Measures both.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    build::workspace(
-        project,
-        "building what measures (release)",
-        &["build", "--release", "--locked", "-p", "vramscope-bench"],
-    )?;
+    let measurer = super::leaks::measurer(project, options)?;
     let product = super::import::program(project, options)?;
     let python = duckdb(project)?;
     let folder = project.target.join("bench").join("leak-query");
     super::daemon::empty(&folder)?;
     let bench = Runner {
-        measurer: project.release_binary("vramscope-bench"),
+        measurer,
         data: folder.join("data"),
     };
     let figures = bench.run(&product, &python, options.events);

@@ -63,6 +63,9 @@ pub struct Bench {
     /// leak-query: events in the tables
     #[arg(long, value_name = "N", default_value_t = 50_000_000)]
     events: usize,
+    /// leaks, leak-query: simulate with this `vramscope-bench` instead of one built in release
+    #[arg(long, value_name = "PATH")]
+    vramscope_bench: Option<PathBuf>,
     /// import, leaks, leak-query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
@@ -216,7 +219,7 @@ fn line(name: &str, figure: &Figure) -> String {
         (None, _) => String::new(),
     };
     let unit = figure.unit;
-    format!("{name:<28} {value:>12} {unit:<16} {verdict}")
+    format!("{name:<34} {value:>12} {unit:<16} {verdict}")
         .trim_end()
         .to_string()
 }

@@ -38,16 +38,12 @@ const QUESTION: &str = "SELECT host, rank, tier, detector, stack_id, \
 
 /// Simulates, asks, compares.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    build::workspace(
-        project,
-        "building what measures (release)",
-        &["build", "--release", "--locked", "-p", "vramscope-bench"],
-    )?;
+    let measurer = measurer(project, options)?;
     let product = super::import::program(project, options)?;
     let folder = project.target.join("bench").join("leaks");
     super::daemon::empty(&folder)?;
     let lab = Lab {
-        measurer: project.release_binary("vramscope-bench"),
+        measurer,
         product,
         folder,
     };
@@ -59,6 +55,19 @@ pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
     eprint!("{}", report::table(&judged));
     eprintln!("every cell is in {}", path.display());
     Ok(report::figures(&judged))
+}
+
+/// The program that simulates and writes. It is not what is measured.
+pub(super) fn measurer(project: &Project, options: &Bench) -> Result<PathBuf> {
+    if let Some(path) = &options.vramscope_bench {
+        return Ok(path.clone());
+    }
+    build::workspace(
+        project,
+        "building what simulates (release)",
+        &["build", "--release", "--locked", "-p", "vramscope-bench"],
+    )?;
+    Ok(project.release_binary("vramscope-bench"))
 }
 
 struct Lab {
