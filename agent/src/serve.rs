@@ -21,7 +21,7 @@ use crate::host::identity::Host;
 use crate::host::switch;
 use crate::output::Spool;
 use crate::probes::bpf;
-use crate::probes::channel::Channel;
+use crate::probes::channel::{Channel, Taking};
 use crate::probes::features::Checks;
 use crate::recorder::{self, Link, Recorder};
 use crate::ship::{self, Shipment};
@@ -29,6 +29,7 @@ use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
 use crate::spool::room::Room;
 use crate::status::{self, Status};
+use crate::traffic::{self, Scraper};
 
 /// How long the last files may take to reach the collector after a stop.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -62,12 +63,14 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
 
     let checks = Checks::run(config.uprobe_multi)?;
     let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
-    let (probes, channel) = bpf::load_pinned(
+    let taking = Taking::of(&config)?;
+    let (probes, mut channel) = bpf::load_pinned(
         &config.pin_path,
         next_seq,
         bpf::Sizes::of(&config)?,
         uprobe_multi,
     )?;
+    channel.set(taking)?;
     let mut resumed = resume(frames, &channel, &host);
     if journal.was_damaged() {
         let window = resumed.state.window.get_or_insert_with(Counts::begin);
@@ -91,6 +94,9 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         config.sysfs.clone(),
         config.sample_interval.0,
     )?;
+    let traffic = traffic::Options::configured(&config)
+        .map(|options| Scraper::start(host.clone(), options))
+        .transpose()?;
     let room = Room::new(
         &config.spool,
         config.spool_limit.0,
@@ -146,6 +152,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         channel,
         discovery,
         sampler,
+        traffic,
         output: Box::new(output),
         filter: None,
         observer: None,

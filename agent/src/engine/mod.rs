@@ -32,7 +32,8 @@ use crate::probes::record::{self, Decoded, Stack};
 use crate::probes::{Event, TracedCall};
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
-use crate::stacks::Stacks;
+use crate::stacks::{Stacks, Taken};
+use crate::traffic::Scraper;
 use window::Window;
 pub use window::{Counts, Losses};
 
@@ -73,6 +74,7 @@ pub struct Engine {
     channel: Channel,
     discovery: Discovery,
     sampler: Sampler,
+    traffic: Option<Scraper>,
     cards: Vec<Card>,
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
@@ -121,6 +123,8 @@ pub struct Parts {
     pub channel: Channel,
     pub discovery: Discovery,
     pub sampler: Sampler,
+    /// `None`: no serving engine is asked.
+    pub traffic: Option<Scraper>,
     pub output: Box<dyn Output>,
     pub filter: Option<Box<dyn Filter>>,
     pub observer: Option<Box<dyn Observer>>,
@@ -134,6 +138,7 @@ impl Engine {
             mut channel,
             discovery,
             sampler,
+            traffic,
             output,
             filter,
             observer,
@@ -186,6 +191,7 @@ impl Engine {
             channel,
             discovery,
             sampler,
+            traffic,
             orderer,
             applied_ns: clock::monotonic_ns(),
             emptied_ns: None,
@@ -206,6 +212,9 @@ impl Engine {
         let taken = self.drain();
         let samples = self.sampler.take();
         self.take_samples(samples);
+        if let Some(traffic) = &self.traffic {
+            self.rows.traffic.extend(traffic.take());
+        }
         if self.last_sweep.elapsed() >= SWEEP {
             self.last_sweep = Instant::now();
             self.sweep();
@@ -213,6 +222,7 @@ impl Engine {
         if self.last_report.elapsed() >= REPORT {
             self.last_report = Instant::now();
             self.report_mapped();
+            self.tell_traffic();
         }
         // Nobody knows how many calls are missed while the probes are out.
         self.window.counts.switched_off |= self.discovery.known().off().is_some();
@@ -226,6 +236,14 @@ impl Engine {
         }
         if taken == 0 {
             self.channel.ring.wait(IDLE);
+        }
+    }
+
+    /// Whose load is of interest.
+    fn tell_traffic(&self) {
+        if let Some(traffic) = &self.traffic {
+            let pids = self.ledger.processes().map(|process| process.pid);
+            traffic.tell(pids, self.discovery.known().off().is_some());
         }
     }
 
@@ -281,7 +299,10 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel,
+            channel:
+                Channel {
+                    ring, copies, ..
+                },
             orderer,
             undecodable,
             filter,
@@ -289,11 +310,12 @@ impl Engine {
             discovery,
             ..
         } = self;
-        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+        let taken = ring.read(RECORDS_PER_TURN, |bytes| {
             let Decoded {
                 mut event,
                 frames,
-                cut,
+                mut cut,
+                copied: is_copied,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -315,7 +337,17 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                stacks.resolve(tgid, probed, frames, cut, seen)
+                let copied = is_copied
+                    .then(|| copies.find(event.seq()))
+                    .flatten();
+                // The ring of copies was emptied meanwhile.
+                cut |= is_copied && copied.is_none();
+                let taken = Taken {
+                    frames,
+                    cut,
+                    copied,
+                };
+                stacks.resolve(tgid, probed, &taken, seen)
             } else {
                 Stack::default()
             };
@@ -334,7 +366,9 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
-        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
+        let is_empty = taken < RECORDS_PER_TURN;
+        self.channel.copies.end_turn(is_empty);
+        self.emptied_ns = is_empty.then_some(now_ns);
         taken
     }
 
@@ -455,7 +489,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        *self.totals.lost.entry(cause.name()).or_default() += new;
+                        if room::is_loss(cause.name()) {
+                            *self.totals.lost.entry(cause.name()).or_default() += new;
+                        }
                     }
                 }
                 self.lost_reported = counts;
@@ -529,6 +565,7 @@ impl Engine {
             totals: &self.totals,
             ring_fill: self.channel.ring.fill(),
             discovery: &self.discovery,
+            traffic: self.traffic.as_ref(),
         };
         let result = if idle {
             self.output.idle(&checkpoint);
@@ -538,7 +575,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {
-                self.channel.ring.release(position);
+                self.channel.release(position);
                 self.rows.clear();
                 if self.flush_failed {
                     warn!("events are written again");

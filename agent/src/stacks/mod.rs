@@ -1,21 +1,39 @@
-//! Return addresses into stacks that mean the same on every host.
+//! Call stacks that mean the same on every host.
 //!
-//! At the event an address becomes (module, offset in its file), which is cheap and has to be
-//! done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//! At the event a stack becomes a list of return addresses ([`unwind`], or frame pointers, which the
+//! kernel side followed), and each address becomes (module, offset in its file): that is cheap and
+//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//!
+//! The list of addresses is what everything that follows depends on, so it is the key under which the
+//! outcome is kept: the same list again costs the unwinding and one look-up. A list that is new is
+//! looked at frame by frame: every address has to lie in code. That gives [`Native`] frames, from
+//! which [`Stacks::enter`] makes the stack: frames of an interpreter take the place of native ones
+//! there, and what they are made from has to be part of the key.
 //!
 //! Invariant: `stack_id` depends on the build ids (or file names, where a file has none) and the
 //! offsets alone, never on load addresses, paths or names.
 
 pub mod modules;
+pub mod rules;
+pub mod space;
 pub mod symbols;
+pub mod unwind;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 
 use crate::Map;
-use crate::host::procfs::{self, Mapping};
+use crate::host::procfs::Mapping;
+use crate::host::sigbus;
+use crate::probes::copies::Copied;
 use crate::probes::record::{Quality, Stack};
 use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
+use rules::Step;
+use space::AddressSpace;
+use unwind::{End, Unwinding};
 
 /// Keeps hashes inside the positive half of a BIGINT.
 const MASK_63: u64 = (1 << 63) - 1;
@@ -48,27 +66,46 @@ struct Unnamed {
     locations: Vec<Location>,
 }
 
-/// One process's mappings and the stacks seen in it.
-#[derive(Default)]
-struct AddressSpace {
-    mappings: Vec<Mapping>,
-    resolved: Map<u128, Stack>,
+/// One frame of native code, before the stack has its id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Native {
+    /// The return address in the process.
+    pub address: u64,
+    location: Location,
 }
 
-impl AddressSpace {
-    fn find(&self, address: u64) -> Option<&Mapping> {
-        let after = self
-            .mappings
-            .partition_point(|mapping| mapping.start <= address);
-        let mapping = self.mappings.get(after.checked_sub(1)?)?;
-        (address < mapping.end && mapping.executable).then_some(mapping)
-    }
+/// What the kernel side took of a stack.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Taken<'a> {
+    /// Return addresses by frame pointers, innermost first, eight bytes each. With a copy the first
+    /// one alone.
+    pub frames: &'a [u8],
+    /// There were more of them.
+    pub cut: bool,
+    /// Registers and bytes to find them from.
+    pub copied: Option<Copied<'a>>,
+}
+
+/// A stack that was looked at before.
+#[derive(Debug, Clone, Copy)]
+struct Resolved {
+    stack: Stack,
+    /// It left a wrong rule in the unwinder's cache ([`Step::Odd`]), and does so each time.
+    spoils: bool,
+}
+
+/// One process's code and the stacks seen in it.
+#[derive(Default)]
+struct Process {
+    space: AddressSpace,
+    resolved: Map<u128, Resolved>,
 }
 
 /// All stacks of this host.
 pub struct Stacks {
     modules: Modules,
-    spaces: Map<u32, AddressSpace>,
+    processes: Map<u32, Process>,
+    unwinding: Unwinding,
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
@@ -78,9 +115,11 @@ pub struct Stacks {
 impl Stacks {
     /// `debug_symbols`: read DWARF for files and lines, which can take seconds per large library.
     pub fn new(debug_symbols: bool) -> Self {
+        sigbus::survive();
         Self {
             modules: Modules::default(),
-            spaces: Map::default(),
+            processes: Map::default(),
+            unwinding: Unwinding::new(),
             known: HashSet::new(),
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
@@ -100,8 +139,8 @@ impl Stacks {
         }
         if !stack_ids.is_empty() {
             // A stack found there would not be looked at again.
-            for space in self.spaces.values_mut() {
-                space.resolved.clear();
+            for process in self.processes.values_mut() {
+                process.resolved.clear();
             }
         }
     }
@@ -113,101 +152,88 @@ impl Stacks {
 
     /// A process is gone, or runs another program.
     pub fn forget(&mut self, pid: u32) {
-        self.spaces.remove(&pid);
+        self.processes.remove(&pid);
     }
 
-    fn read_mappings(&mut self, pid: u32) {
-        let mappings = procfs::mappings(pid);
-        // Of a process that is gone, what was read before is the best there is.
-        if !mappings.is_empty() {
-            self.spaces.entry(pid).or_default().mappings = mappings;
-        }
-    }
-
-    /// The stack of a call of the function `api` from its return addresses as the kernel side wrote them,
-    /// innermost first; `cut` if there were more. `seen` gives mappings that were read earlier,
-    /// for a process that is over.
+    /// The stack of a call of the function `api`. `seen` gives mappings that were read earlier, for a
+    /// process that is over.
     pub fn resolve(
         &mut self,
         pid: u32,
         api: &'static str,
-        frames: &[u8],
-        cut: bool,
+        taken: &Taken<'_>,
         seen: impl FnOnce() -> Vec<Mapping>,
     ) -> Stack {
-        if frames.is_empty() {
+        if taken.frames.is_empty() && taken.copied.is_none() {
             return Stack::default();
         }
-        // Wide enough for two stacks never to meet by chance.
-        // A name's place in memory is as good as the name, and costs nothing to hash.
-        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, api.as_ptr() as u64);
-        match self.spaces.get(&pid) {
-            Some(space) => {
-                if let Some(stack) = space.resolved.get(&key) {
-                    return *stack;
+        let process = self.processes.entry(pid).or_insert_with(|| {
+            let mut space = AddressSpace::seen(seen());
+            // It may be over in milliseconds.
+            space.read(pid);
+            Process {
+                space,
+                resolved: Map::default(),
+            }
+        });
+        let mut may_read = true;
+        // Round again when the unwinder has learnt rules, or where code lies, on the way.
+        let (key, looked, end) = loop {
+            let (frames, end) = match &taken.copied {
+                Some(copied) => {
+                    let end = self.unwinding.unwind(&process.space, copied);
+                    (self.unwinding.addresses.as_flattened(), Some(end))
+                }
+                None => (taken.frames, None),
+            };
+            // Wide enough for two stacks never to meet by chance. A name's place in memory is as
+            // good as the name, and costs nothing to hash.
+            let ways = u64::from(taken.cut) | end.map_or(0, |end| (end as u64 + 1) << 1);
+            let seed = (api.as_ptr() as u64) << 3 | ways;
+            let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, seed);
+            if let Some(resolved) = process.resolved.get(&key) {
+                if resolved.spoils {
+                    self.unwinding.forget();
+                }
+                return resolved.stack;
+            }
+            let looked = Looked::at(pid, frames, &mut process.space, &mut self.modules);
+            self.unwinding.changed(process.space.take_changes());
+            if looked.is_lost && may_read {
+                // Mapped since we last looked.
+                may_read = false;
+                if process.space.read(pid) {
+                    process.resolved.clear();
+                    continue;
                 }
             }
-            None => {
-                self.spaces.entry(pid).or_default().mappings = seen();
-                // It may be over in milliseconds.
-                self.read_mappings(pid);
+            if looked.has_learnt && end.is_some() {
+                continue;
             }
+            break (key, looked, end);
+        };
+        let quality = looked.quality(end, taken.cut);
+        let spoils = looked.has_odd && quality != Quality::Full;
+        if spoils {
+            self.unwinding.forget();
         }
-        let addresses: Vec<u64> = frames
-            .chunks_exact(8)
-            // A chunk of eight bytes always fits an array of eight.
-            .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
-            .take_while(|address| *address != 0)
-            .collect();
-        let stack = self.resolve_new(pid, api, &addresses, cut);
-        let space = self.spaces.entry(pid).or_default();
-        if space.resolved.len() >= CACHE_PER_PROCESS {
+        let stack = self.enter(api, &looked.natives, quality);
+        let process = self.processes.entry(pid).or_default();
+        if process.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.
-            space.resolved.clear();
+            process.resolved.clear();
         }
-        space.resolved.insert(key, stack);
+        process.resolved.insert(key, Resolved { stack, spoils });
         stack
     }
 
-    fn resolve_new(&mut self, pid: u32, api: &'static str, frames: &[u64], cut: bool) -> Stack {
-        let mut locations = Vec::with_capacity(frames.len());
-        let mut complete = !cut;
-        let mut reread = false;
-        for address in frames {
-            // The byte before the return address belongs to the call.
-            let called_from = address - 1;
-            let mut found = self
-                .spaces
-                .get(&pid)
-                .and_then(|space| space.find(called_from))
-                .cloned();
-            if found.is_none() && !reread {
-                // Mapped since we last looked.
-                reread = true;
-                self.read_mappings(pid);
-                found = self
-                    .spaces
-                    .get(&pid)
-                    .and_then(|space| space.find(called_from))
-                    .cloned();
-            }
-            let Some(mapping) = found else {
-                // No code there: the frame pointer was not one. What follows is not to be trusted.
-                complete = false;
-                break;
-            };
-            let offset = address - mapping.start + mapping.offset;
-            locations.push(Location {
-                module: self.modules.intern(pid, &mapping),
-                offset,
-            });
+    /// Gives a stack its id, and has it named if it is new. Here frames of another kind than
+    /// [`Native`] ones can take the place of some: the natives have their addresses still.
+    fn enter(&mut self, api: &'static str, natives: &[Native], quality: Quality) -> Stack {
+        if natives.is_empty() {
+            return Stack { id: None, quality };
         }
-        if locations.is_empty() {
-            return Stack {
-                id: None,
-                quality: Quality::Unresolved,
-            };
-        }
+        let locations: Vec<Location> = natives.iter().map(|native| native.location).collect();
         let stack_id = self.hash(api, &locations);
         if self.known.len() >= KNOWN {
             self.known.clear();
@@ -221,11 +247,7 @@ impl Stacks {
         }
         Stack {
             id: Some(stack_id),
-            quality: if complete {
-                Quality::FramePointer
-            } else {
-                Quality::Truncated
-            },
+            quality,
         }
     }
 
@@ -263,6 +285,63 @@ impl Stacks {
             stack_id: stack.stack_id,
             frames,
             folded,
+        }
+    }
+}
+
+/// A list of addresses, looked at frame by frame.
+#[derive(Default)]
+struct Looked {
+    /// Up to the first address where no code is.
+    natives: Vec<Native>,
+    /// There was such an address: it was none, and what follows is not to be trusted.
+    is_lost: bool,
+    /// The unwinder knows rules now that it did not when it made the list.
+    has_learnt: bool,
+    has_odd: bool,
+    /// Every way up went by a rule.
+    is_ruled: bool,
+}
+
+impl Looked {
+    fn at(pid: u32, frames: &[u8], space: &mut AddressSpace, modules: &mut Modules) -> Self {
+        let mut looked = Self {
+            is_ruled: true,
+            ..Self::default()
+        };
+        let mut last = None;
+        for bytes in frames.as_chunks().0 {
+            let address = u64::from_ne_bytes(*bytes);
+            // The byte before the return address belongs to the call.
+            let Some((place, learnt)) = space.place(pid, address.wrapping_sub(1), modules) else {
+                looked.is_lost = true;
+                break;
+            };
+            looked.has_learnt |= learnt;
+            looked.has_odd |= place.step == Step::Odd;
+            // The last frame need not have a way up.
+            looked.is_ruled &= last.is_none_or(|step| matches!(step, Step::Ruled | Step::Odd));
+            last = Some(place.step);
+            looked.natives.push(Native {
+                address,
+                location: Location {
+                    module: place.module,
+                    offset: place.offset + u64::from(place.is_file),
+                },
+            });
+        }
+        looked.is_ruled &= last != Some(Step::Unruled);
+        looked
+    }
+
+    fn quality(&self, end: Option<End>, cut: bool) -> Quality {
+        match end {
+            _ if self.natives.is_empty() => Quality::Unresolved,
+            _ if self.is_lost || cut => Quality::Truncated,
+            None => Quality::FramePointer,
+            Some(End::First) if self.is_ruled => Quality::Full,
+            Some(End::First) => Quality::FramePointer,
+            Some(End::Bytes | End::Lost) => Quality::Truncated,
         }
     }
 }
