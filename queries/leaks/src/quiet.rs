@@ -8,8 +8,13 @@ use crate::settings::Settings;
 const POINTS: usize = 5;
 /// Least share of steps from one to the next that must not fall.
 const MONOTONIC: f64 = 0.8;
-/// Least slope of the later half as a share of the whole: what fills decays.
-const LATER_HALF: f64 = 0.6;
+/// Fewest hours (of blocks of 30 minutes; they scale with the block) from the first to the last: the
+/// shortest window that may confirm growth.
+const HOURS: f64 = 10.0;
+/// Least slope of the last third as a share of the whole: what fills decays.
+const LAST_THIRD: f64 = 0.75;
+/// What the lower bound must exceed, in thresholds: there are no rival shapes here.
+const THRESHOLDS: f64 = 2.0;
 
 /// What the moments at rest say of a stack.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,14 +68,23 @@ pub fn look(settings: &Settings, span: &Span, load: &Load, bytes: &Bytes) -> Opt
     let error = (variance * (1.0 + rho) / (1.0 - rho) / squares).sqrt();
     let steps = y.windows(2).filter(|pair| pair[1] >= pair[0]).count();
     let monotonic = steps as f64 / (n - 1.0);
-    let later = line(&points[points.len() / 2..]).map_or(0.0, |(slope, ..)| slope);
-    let holds = slope - settings.standard_errors * error > settings.bytes_per_request
+    let last_third = first.0 + requests * 2.0 / 3.0;
+    let late: Vec<_> = points
+        .iter()
+        .copied()
+        .filter(|p| p.0 >= last_third)
+        .collect();
+    let later = line(&late).map_or(0.0, |(slope, ..)| slope);
+    let hours = (last.2 - first.2) as f64 * settings.slot_hours();
+    let least = THRESHOLDS * settings.bytes_per_request;
+    let holds = slope - settings.standard_errors * error > least
+        && hours >= HOURS * f64::from(settings.block_minutes) / 30.0
         && monotonic >= MONOTONIC
-        && later >= LATER_HALF * slope;
+        && later >= LAST_THIRD * slope;
     Some(Quiet {
         points: points.len(),
         slot: last.2,
-        hours: (last.2 - first.2) as f64 * settings.slot_hours(),
+        hours,
         requests,
         growth: slope * requests,
         error: error * requests,

@@ -7,11 +7,13 @@ use crate::series::{Bytes, Load, Span};
 use crate::settings::Settings;
 
 /// Slots looked at.
-const SLOTS: usize = 4;
-/// Least growth per request, bytes: no more than a third of what it is for, a megabyte.
-const BYTES_PER_REQUEST: f64 = 300_000.0;
+pub const SLOTS: usize = 3;
+/// Least growth per request, bytes: half of what it is for, a megabyte.
+const BYTES_PER_REQUEST: f64 = 500_000.0;
+/// Slots after a process's start that are left out: what loads then is the model.
+const FIRST: usize = 2;
 /// Least growth of each slot per request, as a share of the mean: what fills decays.
-const LEAST_SHARE: f64 = 0.6;
+const LEAST_SHARE: f64 = 0.7;
 /// Requests in the slots looked at, as a share of what a window needs.
 const REQUESTS: f64 = 0.1;
 
@@ -37,13 +39,12 @@ pub fn look(settings: &Settings, span: &Span, load: &Load, bytes: &Bytes) -> Vec
         return found;
     }
     let mut highest = 0.0_f64;
-    let begin = span.skipped.max(1);
     for slot in 0..bytes.last.len() {
         // The highest value before the slots looked at.
         if let Some(before) = slot.checked_sub(SLOTS) {
             highest = highest.max(bytes.last[before]);
         }
-        if slot < begin + SLOTS {
+        if slot + 1 < FIRST + SLOTS {
             continue;
         }
         if let Some(rapid) = look_at(settings, load, bytes, slot, highest) {

@@ -550,7 +550,7 @@ impl Concluding<'_> {
             low: rapid.low,
             high: rapid.high,
         };
-        let hours = 4.0 * self.settings.slot_hours();
+        let hours = rapid::SLOTS as f64 * self.settings.slot_hours();
         self.rate(verdict, growth, rapid.requests, hours);
         verdict.tier = Tier::Suspect;
         verdict.first_seen = Some(self.span.start + rapid.slot as i64 + 1);

@@ -44,7 +44,7 @@ pub struct StackSlot {
 }
 
 /// One process lifetime.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Process<K> {
     /// Load, in any order; empty without an engine's figures.
     pub loads: Vec<LoadSlot>,
@@ -52,6 +52,16 @@ pub struct Process<K> {
     pub quiet_slots: Vec<i64>,
     /// Stacks with their slots in any order.
     pub stacks: Vec<(K, Vec<StackSlot>)>,
+}
+
+impl<K> Default for Process<K> {
+    fn default() -> Self {
+        Process {
+            loads: Vec::new(),
+            quiet_slots: Vec::new(),
+            stacks: Vec::new(),
+        }
+    }
 }
 
 /// The time that a process's blocks lie in.
