@@ -114,18 +114,24 @@ named AS (
     FROM judged
     UNION ALL
     SELECT
-        CASE WHEN k.violations >= 3 THEN 'confirmed' ELSE 'suspect' END,
-        'kv_pool', k.host, k.process_id, p.pid, p.exe, p.namespace, p.pod, p.framework_version,
-        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-        NULL, k.violated_since, CASE WHEN k.violations >= 3 THEN k.ts END, k.violated_since, k.ts, NULL,
-        CASE WHEN k.violations < 3 THEN 'counters read one after the other can be off for a sample' END,
-        CASE WHEN k.violations < 3 THEN 'a violation that lasts' END,
+        CASE WHEN k.violations >= 3 THEN 'confirmed' ELSE 'suspect' END AS tier,
+        'kv_pool' AS detector, k.host, k.process_id, p.pid, p.exe, p.namespace, p.pod, p.framework_version,
+        NULL AS device, NULL AS memory_kind, NULL AS byte_class, NULL AS layer, NULL AS stack_id,
+        NULL AS bytes_per_request, NULL AS bytes_per_request_low, NULL AS bytes_per_request_high,
+        NULL AS bytes_per_hour, NULL AS bytes_per_hour_low, NULL AS bytes_per_hour_high,
+        NULL AS minimum_detectable_bytes_per_request, NULL AS live_bytes, NULL AS live_count,
+        NULL AS growth_bytes, NULL AS growth_share, NULL AS oldest_live_age_seconds, NULL AS survivor_bytes,
+        NULL AS monotonic_share, k.violated_since AS first_seen,
+        CASE WHEN k.violations >= 3 THEN k.ts END AS confirmed_at, k.violated_since AS since, k.ts AS until,
+        NULL AS requests,
+        CASE WHEN k.violations < 3 THEN 'counters read one after the other can be off for a sample' END AS ambiguous_reason,
+        CASE WHEN k.violations < 3 THEN 'a violation that lasts' END AS settled_by,
         concat(
             k.engine, ' ', coalesce(k.endpoint, ''), ' pool of ', CAST(k.total_pages AS VARCHAR), ' pages: used + cached + free is off by ',
             CAST(k.imbalance_pages AS VARCHAR), ' pages (worst ', CAST(k.largest_imbalance_pages AS VARCHAR), ') in ',
             CAST(k.violations AS VARCHAR), ' of ', CAST(k.samples AS VARCHAR), ' samples'
-        ),
-        'process', NULL
+        ) AS statistics,
+        'process' AS traffic_scope, NULL AS lossy_windows
     FROM kv_pool_conservation AS k
     LEFT JOIN current_processes AS p ON p.process_id = k.process_id
     WHERE k.violated

@@ -47,7 +47,7 @@ levels AS (
 turns AS (
     SELECT
         *,
-        CASE WHEN is_high <> lag(is_high, 1, is_high) OVER (PARTITION BY process_id ORDER BY slot) THEN 1 ELSE 0 END AS turn
+        CASE WHEN is_high <> lag(is_high) OVER (PARTITION BY process_id ORDER BY slot) THEN 1 ELSE 0 END AS turn
     FROM levels
 ),
 numbered AS (

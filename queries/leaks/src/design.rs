@@ -305,7 +305,8 @@ impl Design {
             let step: Vec<f64> = (0..len).map(|i| if i >= at { 1.0 } else { 0.0 }).collect();
             self.add(ShapeName::Step(first + at), &step);
         }
-        for at in 1..len - 1 {
+        // A knee in the later half would leave too little to tell the growth after it.
+        for at in 1..=len / 2 {
             let knee = self.u[at];
             let stop: Vec<f64> = self.u.iter().map(|u| u.min(knee)).collect();
             self.add(ShapeName::Stop(first + at), &stop);
@@ -391,6 +392,10 @@ impl Design {
             *residual = left[index] - growth * self.u_left[index] - of_shape * shape.left[index];
         }
         let (variance, _) = noise(settings, residuals, self.basis.vectors.len() + 2);
+        let of_shape_error = (variance * self.u_own / determinant).sqrt();
+        if of_shape < settings.rival_errors * of_shape_error {
+            return None;
+        }
         Some(Estimate {
             growth,
             error: (variance * shape.own / determinant).sqrt(),

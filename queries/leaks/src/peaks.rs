@@ -9,6 +9,10 @@ use crate::stats::median;
 const PEAKS: usize = 3;
 /// Recovery below which a peak left something: metric 9's bound.
 pub const RECOVERED: f64 = 0.9;
+/// Recovery that shows that a peak moved the stack at all.
+const MOVED: f64 = 0.1;
+/// Least that stayed of the last peak, as a share of the mean: what fills decays.
+const LAST_SHARE: f64 = 0.75;
 
 /// What the peaks of the load left behind in a stack.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,10 +132,14 @@ pub fn look(
     let total: f64 = retained.iter().sum();
     let mean = total / retained.len() as f64;
     let least_retained = retained.iter().copied().fold(f64::INFINITY, f64::min);
-    let every_peak = recoveries.iter().all(|r| *r < RECOVERED);
+    // Below the lower one the peak did not move the stack, and there is nothing to recover from.
+    let every_peak = recoveries.iter().all(|r| (MOVED..RECOVERED).contains(r));
     let holds = every_peak
         && requests >= settings.min_requests
         && least_retained > 0.5 * mean
+        && retained
+            .last()
+            .is_some_and(|last| *last > LAST_SHARE * mean)
         && total > 2.0 * settings.bytes_per_request * requests;
     Some(Peaks {
         peaks: episodes.len(),

@@ -64,6 +64,8 @@ pub struct Settings {
     pub candidate_tau: f64,
     /// Standard errors below the estimate at which the lower bound lies.
     pub standard_errors: f64,
+    /// Standard errors that a rival explanation's coefficient must be above 0 to count.
+    pub rival_errors: f64,
     /// Noise that a fit is never better than, bytes.
     pub noise_bytes: f64,
     /// Least share of the plain fit's growth that must remain beside every other explanation.
@@ -94,6 +96,7 @@ impl Default for Settings {
             candidate_bytes_per_request: 1200.0,
             candidate_tau: 0.2,
             standard_errors: 3.0,
+            rival_errors: 1.0,
             noise_bytes: 1000.0,
             remaining_share: 0.6,
             largest_rise: 0.15,
