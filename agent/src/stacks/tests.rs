@@ -98,7 +98,6 @@ fn from_below(depth: u32) -> (Vec<u64>, Taking) {
 }
 
 #[test]
-<<<<<<< HEAD
 fn a_whole_stack_is_the_one_that_libgcc_finds() {
     let (expected, taking) = from_below(20);
     let mut stacks = Stacks::new(super::symbols::Options::default());
@@ -113,6 +112,7 @@ fn a_whole_stack_is_the_one_that_libgcc_finds() {
     assert_eq!(addresses[2..], callers[2..]);
     // The same again, from what is kept.
     assert_eq!(resolve(&mut stacks, taking.copied()).0, stack);
+    stacks.settle(Duration::from_secs(60));
     assert_eq!(stacks.name_new().len(), 1);
     assert_eq!(stacks.name_new().len(), 0);
 }

@@ -3,7 +3,7 @@
 
 use std::arch::asm;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -97,7 +97,7 @@ pub fn run(options: &Unwind) -> Result<Value> {
 fn measure(options: &Unwind, depth: usize) -> Result<(Value, usize)> {
     let taking = below(depth, options.bytes);
     let pid = std::process::id();
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(vramscope_agent::stacks::symbols::Options::default());
     let mut resolve = || stacks.resolve(pid, "cudaMalloc", &taking.taken(), Vec::new);
     let started = Instant::now();
     let first = resolve();
@@ -117,6 +117,7 @@ fn measure(options: &Unwind, depth: usize) -> Result<(Value, usize)> {
     if first.quality != Quality::Full {
         bail!("the stack is {} and not whole", first.quality.name());
     }
+    stacks.settle(Duration::from_secs(60));
     let rows = stacks.name_new();
     // The probed function comes first, and was no address. Inlined functions have no rows of their
     // own without debug information.
