@@ -100,7 +100,7 @@ fn from_below(depth: u32) -> (Vec<u64>, Taking) {
 #[test]
 fn a_whole_stack_is_the_one_that_libgcc_finds() {
     let (expected, taking) = from_below(20);
-    let mut stacks = Stacks::new(super::symbols::Options::default());
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (stack, addresses) = resolve(&mut stacks, taking.copied());
     assert_eq!(stack.quality, Quality::Full);
     // Without the functions that ask, and libgcc's zero at the end.
@@ -120,7 +120,7 @@ fn a_whole_stack_is_the_one_that_libgcc_finds() {
 #[test]
 fn bytes_that_end_early_give_the_innermost_frames() {
     let (_, taking) = from_below(20);
-    let mut stacks = Stacks::new(super::symbols::Options::default());
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (_, whole) = resolve(&mut stacks, taking.copied());
     let mut copied = taking.copied();
     copied.bytes = &taking.bytes[..1024];
@@ -139,7 +139,7 @@ fn bytes_that_end_early_give_the_innermost_frames() {
 #[test]
 fn hidden_return_addresses_are_put_back() {
     let (_, mut taking) = from_below(20);
-    let mut stacks = Stacks::new(super::symbols::Options::default());
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (expected, whole) = resolve(&mut stacks, taking.copied());
     let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let place = (0..taking.bytes.len() - 8)
@@ -159,7 +159,7 @@ fn hidden_return_addresses_are_put_back() {
 #[test]
 fn any_bytes_are_survived() {
     let taking = Taking::here(4096);
-    let mut stacks = Stacks::new(super::symbols::Options::default());
+    let mut stacks = Stacks::new(symbols::Options::default());
     let mut state = 1u64;
     for _ in 0..200 {
         let mut bytes = taking.bytes.clone();
