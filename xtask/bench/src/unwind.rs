@@ -97,7 +97,7 @@ pub fn run(options: &Unwind) -> Result<Value> {
 fn measure(options: &Unwind, depth: usize) -> Result<(Value, usize)> {
     let taking = below(depth, options.bytes);
     let pid = std::process::id();
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(Default::default());
     let mut resolve = || stacks.resolve(pid, "cudaMalloc", &taking.taken(), Vec::new);
     let started = Instant::now();
     let first = resolve();
