@@ -8,6 +8,7 @@ mod bench;
 mod faults;
 mod gpu_check;
 mod kills;
+mod leaks;
 mod scenarios;
 mod torch;
 mod upgrade;
