@@ -135,6 +135,15 @@ fn discovery(text: &mut String, report: &Discovered) {
         "not hooked: framework = false"
     };
     let _ = writeln!(text, "  frameworks     {frameworks}");
+    for python in &report.pythons {
+        let what = match (&python.version, &python.refused) {
+            (_, Some(reason)) => format!("frames NOT read: {reason}"),
+            (Some(version), None) => format!("{version}, frames are read"),
+            (None, None) => "frames are read".to_string(),
+        };
+        let (pid, library) = (python.pid, &python.library);
+        let _ = writeln!(text, "  python         pid {pid}: {library}: {what}");
+    }
     let _ = writeln!(text, "  new mappings   {}", report.watch);
     if report.watch_lost > 0 {
         let lost = report.watch_lost;

@@ -19,6 +19,7 @@ use vramscope_ebpf_abi::{
     },
 };
 
+use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{PIECE_WORDS, SITES_OF, Thread, lose, next_seq, send, thread};
 
@@ -32,6 +33,9 @@ struct Event {
     second: u64,
     device: i32,
     flags: u32,
+    /// Python frames are read for it: of frees they are not, which are as many, and whose frames
+    /// tell where memory was used last at best.
+    python: bool,
 }
 
 /// The registers that a function's arguments and its stack are in.
@@ -66,6 +70,17 @@ fn registers(regs: *const pt_regs) -> Registers {
 
 #[uprobe]
 pub fn framework(ctx: ProbeContext) -> u32 {
+    happened(&ctx, false)
+}
+
+/// The same, with Python frames; for kernels that have what reading them takes.
+#[uprobe]
+pub fn framework_python(ctx: ProbeContext) -> u32 {
+    happened(&ctx, true)
+}
+
+#[inline(always)]
+fn happened(ctx: &ProbeContext, python: bool) -> u32 {
     // SAFETY: the helper takes the program's context.
     let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
     let regs = registers(ctx.regs);
@@ -88,7 +103,7 @@ pub fn framework(ctx: ProbeContext) -> u32 {
     // SAFETY: the entry belongs to the running thread alone; no other program writes it.
     let thread = unsafe { &mut *thread };
     match cookie.what {
-        What::Report => report(thread, &regs, device, pid_tgid),
+        What::Report => report(thread, &regs, device, pid_tgid, python),
         What::Oom => {
             let event = Event {
                 what: What::Oom,
@@ -99,6 +114,7 @@ pub fn framework(ctx: ProbeContext) -> u32 {
                 second: regs.arguments[2],
                 device,
                 flags: 0,
+                python,
             };
             tell(
                 thread,
@@ -108,14 +124,14 @@ pub fn framework(ctx: ProbeContext) -> u32 {
                 regs.frame_pointer,
             );
         }
-        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
+        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid, python),
         What::Free => free(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
     }
     0
 }
 
 #[inline(always)]
-fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64) {
+fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64, python: bool) {
     let (address, size) = (regs.arguments[0], regs.arguments[1] as i64);
     let seq = next_seq();
     let mut flags = 0;
@@ -136,6 +152,7 @@ fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64) {
         second: regs.arguments[3],
         device,
         flags,
+        python: python && size > 0,
     };
     tell(
         thread,
@@ -153,6 +170,7 @@ fn malloc(
     site: u32,
     regs: &Registers,
     pid_tgid: u64,
+    python: bool,
 ) {
     let Some(site) = operands(thread, ctx, site) else {
         return;
@@ -182,6 +200,7 @@ fn malloc(
         second: 0,
         device: device as i32,
         flags,
+        python: python && !is_paired,
     };
     // The report has the stack.
     let returns_to = if is_paired { 0 } else { regs.ip + 1 };
@@ -222,6 +241,7 @@ fn free(
         second: 0,
         device: -1,
         flags: 0,
+        python: false,
     };
     tell(thread, event, pid_tgid, regs.ip + 1, regs.frame_pointer);
 }
@@ -240,6 +260,11 @@ fn returns_to(regs: &Registers) -> u64 {
 fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, returns_to: u64, frame_pointer: u64) {
     let mut frames = 0;
     let mut flags = event.flags;
+    // SAFETY: a helper without arguments.
+    let at_ns = unsafe { bpf_ktime_get_ns() };
+    if event.python {
+        flags |= walk(pid_tgid, at_ns, true);
+    }
     if returns_to != 0 {
         frames = walk_stack(thread, returns_to, frame_pointer);
         if frames as usize == STACK_FRAMES {
@@ -258,7 +283,7 @@ fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, returns_to: u64, frame
             tgid: (pid_tgid >> 32) as u32,
             tid: pid_tgid as u32,
             seq: event.seq,
-            at_ns: bpf_ktime_get_ns(),
+            at_ns,
             address: event.address,
             size: event.size,
             first: event.first,

@@ -18,6 +18,7 @@
 mod calls;
 mod framework;
 mod processes;
+mod python;
 mod stack;
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};

@@ -28,11 +28,12 @@ use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
 use crate::probes::order::{Ordered, Orderer, Waiting};
-use crate::probes::record::{self, Decoded, Stack};
+use crate::probes::record::{self, Decoded, PythonOf, Stack};
 use crate::probes::{Event, TracedCall};
+use crate::python::walks;
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
-use crate::stacks::Stacks;
+use crate::stacks::{Stacks, Taken};
 use window::Window;
 pub use window::{Counts, Losses};
 
@@ -290,10 +291,18 @@ impl Engine {
             ..
         } = self;
         let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+            if walks::is_record(bytes) {
+                if !stacks.python.take(bytes) {
+                    error!("a record of Python frames makes no sense");
+                    *undecodable += 1;
+                }
+                return;
+            }
             let Decoded {
                 mut event,
                 frames,
                 cut,
+                python,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -303,10 +312,10 @@ impl Engine {
                 }
             };
             // What has to be done while the process can be asked is not left for the event's turn.
-            let (tgid, probed) = match &event {
-                Event::Call(call) => (call.tgid, call.hook().symbol),
-                Event::Framework(told) => (told.tgid, told.probed()),
-                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, ""),
+            let (tgid, probed, call) = match &event {
+                Event::Call(call) => (call.tgid, call.hook().symbol, (call.tid, call.enter_ns)),
+                Event::Framework(told) => (told.tgid, told.probed(), (told.tid, told.at_ns)),
+                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, "", (0, 0)),
             };
             let wanted = |filter: &mut Box<dyn Filter>| filter.wants(tgid);
             let stack = if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
@@ -315,7 +324,25 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
-                stacks.resolve(tgid, probed, frames, cut, seen)
+                let walked = match python {
+                    PythonOf::Sent => stacks.python.of_call(call.0, call.1),
+                    PythonOf::None | PythonOf::Lost => None,
+                };
+                let taken = Taken {
+                    pid: tgid,
+                    api: probed,
+                    frames,
+                    cut,
+                    walked: walked.as_ref(),
+                    python,
+                };
+                let layout = || {
+                    let known = discovery.known();
+                    known
+                        .python(tgid)
+                        .and_then(|found| found.layout.clone().ok())
+                };
+                stacks.resolve(taken, seen, layout)
             } else {
                 Stack::default()
             };

@@ -6,13 +6,16 @@ use std::os::fd::AsFd;
 use anyhow::Context;
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use vramscope_ebpf_abi::Loss;
+use vramscope_ebpf_abi::python::Lost;
 
 use super::ring::Ring;
+use crate::python::table::{Counts, PYTHON_LOST};
 
 /// What the draining side needs of the kernel side.
 pub struct Channel {
     pub ring: Ring,
     lost: PerCpuArray<MapData, u64>,
+    python: Counts,
     /// When the ring was made, nanoseconds since boot. It names the ring: two agents that see the
     /// same value in one boot read the same ring.
     pub generation: u64,
@@ -31,6 +34,7 @@ impl Channel {
         let ring = Ring::open(events.fd().as_fd(), bytes.max_entries())
             .context("failed to map the ring buffer")?;
         let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
+        let python = Counts::open(map(PYTHON_LOST)?)?;
         if let Some(next_seq) = next_seq {
             let mut seq = Array::<_, u64>::try_from(Map::Array(map("SEQ")?))?;
             seq.set(0, next_seq, 0)?;
@@ -39,9 +43,15 @@ impl Channel {
         Ok(Self {
             ring,
             lost,
+            python,
             generation,
             fresh: true,
         })
+    }
+
+    /// Python frames that were not read or sent since the maps were made, by cause.
+    pub fn python_lost(&self) -> anyhow::Result<[u64; Lost::COUNT as usize]> {
+        self.python.read()
     }
 
     /// Losses since the maps were made, by cause.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::STACK_FRAMES;
 use vramscope_ebpf_abi::framework::{self as abi, FLAG_ANNOUNCED, FLAG_PAIRED, FLAG_STACK_CUT};
 
-use super::record::{DecodeError, Decoded, Event, Stack, word};
+use super::record::{DecodeError, Decoded, Event, PythonOf, Stack, word};
 
 /// Names of the probed places: `coverage.symbol`, `alloc_events.api`.
 pub const MALLOC: &str = "pytorch:malloc";
@@ -134,6 +134,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         stack: Stack::default(),
     };
     Ok(Decoded {
+        python: PythonOf::of(flags),
         event: Event::Framework(told),
         frames,
         cut: flags & FLAG_STACK_CUT != 0,

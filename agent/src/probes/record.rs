@@ -7,6 +7,8 @@ use vramscope_ebpf_abi::{
     KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, KIND_FRAMEWORK, Process, STACK_FRAMES,
 };
 
+use vramscope_ebpf_abi::python::{CALL_PYTHON, CALL_PYTHON_LOST};
+
 use super::framework::Told;
 use super::hooks::{HOOKS, Hook};
 
@@ -29,6 +31,17 @@ pub enum Quality {
     Truncated,
     /// No frame lies in a known module.
     Unresolved,
+    /// All frames up to the thread's first, by `.eh_frame`.
+    Full,
+    /// The same four with Python frames in them, and with such that could not be read.
+    FramePointerPython,
+    FramePointerNoPython,
+    TruncatedPython,
+    TruncatedNoPython,
+    UnresolvedPython,
+    UnresolvedNoPython,
+    FullPython,
+    FullNoPython,
 }
 
 impl Quality {
@@ -39,6 +52,30 @@ impl Quality {
             Quality::FramePointer => "frame_pointer",
             Quality::Truncated => "truncated",
             Quality::Unresolved => "unresolved",
+            Quality::Full => "full",
+            Quality::FramePointerPython => "frame_pointer+python",
+            Quality::FramePointerNoPython => "frame_pointer-python",
+            Quality::TruncatedPython => "truncated+python",
+            Quality::TruncatedNoPython => "truncated-python",
+            Quality::UnresolvedPython => "unresolved+python",
+            Quality::UnresolvedNoPython => "unresolved-python",
+            Quality::FullPython => "full+python",
+            Quality::FullNoPython => "full-python",
+        }
+    }
+
+    /// The same of a stack with an interpreter in it, whose frames were read or not.
+    pub const fn with_python(self, read: bool) -> Self {
+        match (self, read) {
+            (Quality::FramePointer, true) => Quality::FramePointerPython,
+            (Quality::FramePointer, false) => Quality::FramePointerNoPython,
+            (Quality::Truncated, true) => Quality::TruncatedPython,
+            (Quality::Truncated, false) => Quality::TruncatedNoPython,
+            (Quality::Unresolved, true) => Quality::UnresolvedPython,
+            (Quality::Unresolved, false) => Quality::UnresolvedNoPython,
+            (Quality::Full, true) => Quality::FullPython,
+            (Quality::Full, false) => Quality::FullNoPython,
+            (other, _) => other,
         }
     }
 }
@@ -153,12 +190,37 @@ pub struct Decoded<'a> {
     pub frames: &'a [u8],
     /// There were more of them.
     pub cut: bool,
+    /// What the kernel side did about Python frames.
+    pub python: PythonOf,
+}
+
+/// What the kernel side did about a call's Python frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PythonOf {
+    /// Nothing: the thread runs no Python, or nobody looked.
+    #[default]
+    None,
+    /// They were sent, right before.
+    Sent,
+    /// There are some, and they could not be sent.
+    Lost,
+}
+
+impl PythonOf {
+    pub(super) fn of(flags: u32) -> Self {
+        match flags & (CALL_PYTHON | CALL_PYTHON_LOST) {
+            0 => Self::None,
+            CALL_PYTHON => Self::Sent,
+            _ => Self::Lost,
+        }
+    }
 }
 
 /// Decodes one record.
 pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
     let alone = |event| Decoded {
         event,
+        python: PythonOf::None,
         frames: &[],
         cut: false,
     };
@@ -241,6 +303,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         stack: Stack::default(),
     };
     Ok(Decoded {
+        python: PythonOf::of(flags),
         event: Event::Call(call),
         frames,
         cut: flagged(FLAG_STACK_FULL),
@@ -299,6 +362,7 @@ mod tests {
             event: Event::Call(call),
             frames,
             cut: false,
+            python: PythonOf::None,
         } = decode(&record).unwrap()
         else {
             panic!("not a call with a whole stack")

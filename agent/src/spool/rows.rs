@@ -43,9 +43,28 @@ pub struct AllocRow {
     pub device_free_bytes: Option<i64>,
 }
 
+/// What a frame is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FrameKind {
+    #[default]
+    Native,
+    Python,
+}
+
+impl FrameKind {
+    /// The value in the table.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FrameKind::Native => "native",
+            FrameKind::Python => "python",
+        }
+    }
+}
+
 /// One frame of a stack.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FrameRow {
+    pub kind: FrameKind,
     pub module: Option<String>,
     pub build_id: Option<String>,
     pub offset: Option<i64>,

@@ -4,18 +4,24 @@
 //! done while the process lives. Names come later, once per distinct stack ([`symbols`]).
 //!
 //! Invariant: `stack_id` depends on the build ids (or file names, where a file has none) and the
-//! offsets alone, never on load addresses, paths or names.
+//! offsets alone, and of Python frames on what the packages' own files say, never on load addresses
+//! or where things are installed.
 
 pub mod modules;
+mod pythonic;
 pub mod symbols;
 
 use std::collections::HashSet;
 
+use vramscope_ebpf_abi::python::Interpreter;
+
 use crate::Map;
 use crate::host::procfs::{self, Mapping};
-use crate::probes::record::{Quality, Stack};
+use crate::probes::record::{PythonOf, Quality, Stack};
+use crate::python::walks::{Walked, Walks};
 use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
+use pythonic::{Interpreters, Place, Seen};
 
 /// Keeps hashes inside the positive half of a BIGINT.
 const MASK_63: u64 = (1 << 63) - 1;
@@ -45,7 +51,7 @@ struct Location {
 struct Unnamed {
     stack_id: i64,
     api: &'static str,
-    locations: Vec<Location>,
+    places: Vec<Place>,
 }
 
 /// One process's mappings and the stacks seen in it.
@@ -65,6 +71,20 @@ impl AddressSpace {
     }
 }
 
+/// What tells a stack from others of its process. Wide enough for two never to meet by chance.
+fn key(taken: Taken<'_>) -> u128 {
+    // A name's place in memory is as good as the name, and costs nothing to hash.
+    let seed = taken.api.as_ptr() as u64;
+    let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(seed);
+    hash.update(taken.frames);
+    hash.update(&[u8::from(taken.cut), taken.python as u8]);
+    if let Some(walked) = taken.walked {
+        hash.update(walked.bytes());
+        hash.update(&[walked.is_whole().into()]);
+    }
+    hash.digest128()
+}
+
 /// All stacks of this host.
 pub struct Stacks {
     modules: Modules,
@@ -73,6 +93,25 @@ pub struct Stacks {
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
     named: Map<Location, Vec<FrameRow>>,
+    /// What the kernel side sends of Python.
+    pub python: Walks,
+    interpreters: Interpreters,
+}
+
+/// A stack as it was taken.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken<'a> {
+    pub pid: u32,
+    /// The function that was called.
+    pub api: &'static str,
+    /// Return addresses as the kernel side wrote them, innermost first.
+    pub frames: &'a [u8],
+    /// There were more.
+    pub cut: bool,
+    /// The walk of its Python frames.
+    pub walked: Option<&'a Walked>,
+    /// What the kernel side said of it.
+    pub python: PythonOf,
 }
 
 impl Stacks {
@@ -85,6 +124,8 @@ impl Stacks {
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
             named: Map::default(),
+            python: Walks::default(),
+            interpreters: Interpreters::default(),
         }
     }
 
@@ -114,6 +155,7 @@ impl Stacks {
     /// A process is gone, or runs another program.
     pub fn forget(&mut self, pid: u32) {
         self.spaces.remove(&pid);
+        self.python.forget(pid);
     }
 
     fn read_mappings(&mut self, pid: u32) {
@@ -124,23 +166,19 @@ impl Stacks {
         }
     }
 
-    /// The stack of a call of the function `api` from its return addresses as the kernel side wrote them,
-    /// innermost first; `cut` if there were more. `seen` gives mappings that were read earlier,
-    /// for a process that is over.
+    /// The stack of a call. `seen` gives mappings that were read earlier, for a process that is over;
+    /// `layout` where its interpreter keeps things.
     pub fn resolve(
         &mut self,
-        pid: u32,
-        api: &'static str,
-        frames: &[u8],
-        cut: bool,
+        taken: Taken<'_>,
         seen: impl FnOnce() -> Vec<Mapping>,
+        layout: impl FnOnce() -> Option<Interpreter>,
     ) -> Stack {
-        if frames.is_empty() {
+        let pid = taken.pid;
+        if taken.frames.is_empty() {
             return Stack::default();
         }
-        // Wide enough for two stacks never to meet by chance.
-        // A name's place in memory is as good as the name, and costs nothing to hash.
-        let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, api.as_ptr() as u64);
+        let key = key(taken);
         match self.spaces.get(&pid) {
             Some(space) => {
                 if let Some(stack) = space.resolved.get(&key) {
@@ -153,23 +191,40 @@ impl Stacks {
                 self.read_mappings(pid);
             }
         }
-        let addresses: Vec<u64> = frames
+        let addresses: Vec<u64> = taken
+            .frames
             .chunks_exact(8)
             // A chunk of eight bytes always fits an array of eight.
             .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
             .take_while(|address| *address != 0)
             .collect();
-        let stack = self.resolve_new(pid, api, &addresses, cut);
-        let space = self.spaces.entry(pid).or_default();
-        if space.resolved.len() >= CACHE_PER_PROCESS {
-            // A program that makes ever new stacks costs us time then, and no memory.
-            space.resolved.clear();
+        let (locations, quality) = self.locate(pid, &addresses, taken.cut);
+        let walked = taken
+            .walked
+            .map(|walked| self.python.resolve(walked, layout));
+        // Names that are missing may come with a later record.
+        let is_final = walked.as_ref().is_none_or(|walked| !walked.is_nameless);
+        let seen = Seen {
+            walked,
+            of: taken.python,
+        };
+        let merged = self
+            .interpreters
+            .merge(&self.modules, &locations, seen, quality);
+        let stack = self.intern(taken.api, merged);
+        if is_final {
+            let space = self.spaces.entry(pid).or_default();
+            if space.resolved.len() >= CACHE_PER_PROCESS {
+                // A program that makes ever new stacks costs us time then, and no memory.
+                space.resolved.clear();
+            }
+            space.resolved.insert(key, stack);
         }
-        space.resolved.insert(key, stack);
         stack
     }
 
-    fn resolve_new(&mut self, pid: u32, api: &'static str, frames: &[u64], cut: bool) -> Stack {
+    /// Where return addresses lie, and how many of them are to be trusted.
+    fn locate(&mut self, pid: u32, frames: &[u64], cut: bool) -> (Vec<Location>, Quality) {
         let mut locations = Vec::with_capacity(frames.len());
         let mut complete = !cut;
         let mut reread = false;
@@ -202,13 +257,19 @@ impl Stacks {
                 offset,
             });
         }
-        if locations.is_empty() {
-            return Stack {
-                id: None,
-                quality: Quality::Unresolved,
-            };
+        let quality = match (locations.is_empty(), complete) {
+            (true, _) => Quality::Unresolved,
+            (_, true) => Quality::FramePointer,
+            (_, false) => Quality::Truncated,
+        };
+        (locations, quality)
+    }
+
+    fn intern(&mut self, api: &'static str, (places, quality): (Vec<Place>, Quality)) -> Stack {
+        if places.is_empty() {
+            return Stack { id: None, quality };
         }
-        let stack_id = self.hash(api, &locations);
+        let stack_id = self.hash(api, &places);
         if self.known.len() >= KNOWN {
             self.known.clear();
         }
@@ -216,26 +277,27 @@ impl Stacks {
             self.unnamed.push(Unnamed {
                 stack_id,
                 api,
-                locations,
+                places,
             });
         }
         Stack {
             id: Some(stack_id),
-            quality: if complete {
-                Quality::FramePointer
-            } else {
-                Quality::Truncated
-            },
+            quality,
         }
     }
 
-    fn hash(&self, api: &str, locations: &[Location]) -> i64 {
+    fn hash(&self, api: &str, places: &[Place]) -> i64 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(api.as_bytes());
-        for location in locations {
-            hash.update(&[0]);
-            hash.update(self.modules.get(location.module).identity().as_bytes());
-            hash.update(&location.offset.to_le_bytes());
+        for place in places {
+            match place {
+                Place::Native(location) => {
+                    hash.update(&[0]);
+                    hash.update(self.modules.get(location.module).identity().as_bytes());
+                    hash.update(&location.offset.to_le_bytes());
+                }
+                Place::Python(frame) => pythonic::hash(frame, |bytes| hash.update(bytes)),
+            }
         }
         (hash.digest() & MASK_63) as i64
     }
@@ -248,7 +310,14 @@ impl Stacks {
 
     fn name(&mut self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
-        for location in &stack.locations {
+        for place in &stack.places {
+            let location = match place {
+                Place::Native(location) => location,
+                Place::Python(frame) => {
+                    frames.push(pythonic::row(frame));
+                    continue;
+                }
+            };
             if self.named.len() >= NAMED {
                 self.named.clear();
             }

@@ -15,6 +15,7 @@
 #![no_std]
 
 pub mod framework;
+pub mod python;
 
 /// Frames of a frame-pointer stack that fit into one record.
 pub const STACK_FRAMES: usize = 64;

@@ -234,7 +234,7 @@ fn stacks(rows: &[StackRow], origin: Origin<'_>) -> Result<RecordBatch, ArrowErr
         schema::frame_fields(),
         rows.iter().map(|row| row.frames.len()).collect(),
         vec![
-            text(vec![Some("native"); frames.len()]),
+            column!(frames, text, |f| Some(f.kind.name())),
             column!(frames, text, |f| f.module.as_deref()),
             column!(frames, text, |f| f.build_id.as_deref()),
             column!(frames, long, |f| f.offset),
