@@ -254,7 +254,18 @@ configuration! {
     /// Bytes of the kernel's ring for records, a power of two from 4096 on. What comes while it is
     /// full is lost and counted (ring_full). Takes effect when the probes are made anew.
     ring_bytes: usize = 16 << 20, "VRAMSCOPE_RING_BYTES";
-    /// How many threads may have been inside a traced call and still live; some 1,700 bytes
+    /// How much of the stack is copied with a call of the driver or the runtime, so that callers
+    /// without frame pointers are found: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB; 0B: none, stacks are
+    /// walked by frame pointers alone. See docs/stacks.md.
+    stack_bytes: Bytes = Bytes(16 << 10), "VRAMSCOPE_STACK_BYTES";
+    /// Of the many events of a framework's allocator, how many in a second of each thread have
+    /// their stack copied like that; the others go by frame pointers.
+    framework_stacks: usize = 100, "VRAMSCOPE_FRAMEWORK_STACKS";
+    /// Bytes of the kernel's ring for copied stacks, a power of two from 4096 on. A stack that finds
+    /// it full is walked by frame pointers instead (counted as stack_not_copied; no event is lost).
+    /// Takes effect when the probes are made anew.
+    stack_ring_bytes: usize = 16 << 20, "VRAMSCOPE_STACK_RING_BYTES";
+    /// How many threads may have been inside a traced call and still live; some 1,800 bytes
     /// of kernel memory for each that has. Calls of others are lost and counted (threads_full). Takes
     /// effect when the probes are made anew.
     threads_limit: usize = 65_536, "VRAMSCOPE_THREADS_LIMIT";

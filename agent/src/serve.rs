@@ -21,7 +21,7 @@ use crate::host::identity::Host;
 use crate::host::switch;
 use crate::output::Spool;
 use crate::probes::bpf;
-use crate::probes::channel::Channel;
+use crate::probes::channel::{Channel, Taking};
 use crate::probes::features::Checks;
 use crate::recorder::{self, Link, Recorder};
 use crate::ship::{self, Shipment};
@@ -61,12 +61,14 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .unwrap_or(1);
 
     let checks = Checks::run(config.uprobe_multi)?;
-    let (probes, channel) = bpf::load_pinned(
+    let taking = Taking::of(&config)?;
+    let (probes, mut channel) = bpf::load_pinned(
         &config.pin_path,
         next_seq,
         bpf::Sizes::of(&config)?,
         bpf::Abilities::of(&config, &checks.features),
     )?;
+    channel.set(taking)?;
     let mut resumed = resume(frames, &channel, &host);
     if journal.was_damaged() {
         let window = resumed.state.window.get_or_insert_with(Counts::begin);

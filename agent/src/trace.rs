@@ -18,6 +18,7 @@ use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
 use crate::output::TraceFolder;
 use crate::probes::bpf;
+use crate::probes::channel::Taking;
 use crate::probes::features::Checks;
 use crate::serve;
 use crate::summary::{self, Summary};
@@ -55,7 +56,9 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
     let signals = Signals::take_over()?;
     let checks = Checks::run(config.uprobe_multi)?;
     let abilities = bpf::Abilities::of(&config, &checks.features);
-    let (probes, channel) = bpf::load_unpinned(bpf::Sizes::of(&config)?, abilities)?;
+    let taking = Taking::of(&config)?;
+    let (probes, mut channel) = bpf::load_unpinned(bpf::Sizes::of(&config)?, abilities)?;
+    channel.set(taking)?;
     // Other processes are none of our business, and hooking their libraries would only cost them.
     let wanted = Box::new(Descendants::asked_anew());
     let search = Search {

@@ -12,10 +12,11 @@ use aya_ebpf::{
 };
 use vramscope_ebpf_abi::{
     Action, CONTEXTS, Call, Cookie, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA, FLAG_OUT,
-    FLAG_OUT_FAULT, FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, Loss, MAX_DEPTH, NO_ARG,
-    STACK_FRAMES,
+    FLAG_OUT_FAULT, FLAG_STACK_COPIED, FLAG_STACK_FULL, KIND_CALL, KIND_CALL_STACK, Loss,
+    MAX_DEPTH, NO_ARG, STACK_FRAMES,
 };
 
+use crate::copy::{copy_stack, copies_stacks};
 use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{InFlight, THREADS, Thread, lose, next_seq, send, thread};
@@ -79,6 +80,21 @@ pub fn lose_calls_in_flight(tid: u32) {
     }
 }
 
+/// Whither the function that was just entered returns; its return probe is about to hide that.
+#[inline(always)]
+fn return_address(thread: &Thread, sp: u64) -> u64 {
+    let depth = thread.depth;
+    if depth > 0 {
+        // Entered by a jump from a probed function: hidden already.
+        let top = &thread.calls[((depth - 1) as usize) & (MAX_DEPTH - 1)];
+        if top.sp == sp {
+            return top.returns_to;
+        }
+    }
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_user(sp as *const u64) }.unwrap_or(0)
+}
+
 #[uprobe]
 pub fn enter(ctx: ProbeContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
@@ -91,6 +107,7 @@ pub fn enter(ctx: ProbeContext) -> u32 {
     // SAFETY: the kernel passes the thread's registers.
     let regs: &pt_regs = unsafe { &*ctx.regs };
     let sp = regs.rsp;
+    let returns_to = return_address(thread, sp);
     drop_abandoned(thread, sp);
     let depth = thread.depth;
     if depth >= MAX_DEPTH as u64 {
@@ -113,6 +130,7 @@ pub fn enter(ctx: ProbeContext) -> u32 {
     };
     thread.calls[(depth as usize) & (MAX_DEPTH - 1)] = InFlight {
         sp,
+        returns_to,
         cookie: packed,
         enter_ns: now,
         chain_ns,
@@ -282,8 +300,16 @@ fn left(ctx: &RetProbeContext, python: bool) -> u32 {
             if python {
                 flags |= walk(pid_tgid, top.enter_ns, false);
             }
-            let frames = walk_stack(thread, regs.rip, regs.rbp);
             (*call).kind = KIND_CALL_STACK;
+            let is_copied =
+                copies_stacks() && copy_stack(thread, seq, regs.rip, regs.rsp, regs.rbp) != 0;
+            let frames = if is_copied {
+                flags |= FLAG_STACK_COPIED;
+                thread.record.stack[0] = regs.rip;
+                1
+            } else {
+                walk_stack(thread, regs.rip, regs.rbp)
+            };
             (*call).frames = frames;
             if frames as usize == STACK_FRAMES {
                 flags |= FLAG_STACK_FULL;

@@ -14,11 +14,12 @@ use aya_ebpf::{
 use vramscope_ebpf_abi::{
     KIND_FRAMEWORK, Loss, STACK_FRAMES,
     framework::{
-        Cookie, DEVICE_CUDA, FLAG_ANNOUNCED, FLAG_PAIRED, FLAG_STACK_CUT, NO_REGISTER,
+        Cookie, DEVICE_CUDA, FLAG_ANNOUNCED, FLAG_COPIED, FLAG_PAIRED, FLAG_STACK_CUT, NO_REGISTER,
         OPERAND_CONSTANT, OPERAND_REGISTER, Operand, Site, Told, What,
     },
 };
 
+use crate::copy::{copy_stack, may_copy};
 use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{PIECE_WORDS, SITES_OF, Thread, lose, next_seq, send, thread};
@@ -116,13 +117,7 @@ fn happened(ctx: &ProbeContext, python: bool) -> u32 {
                 flags: 0,
                 python,
             };
-            tell(
-                thread,
-                event,
-                pid_tgid,
-                returns_to(&regs),
-                regs.frame_pointer,
-            );
+            tell(thread, event, pid_tgid, caller(&regs));
         }
         What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid, python),
         What::Free => free(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
@@ -154,13 +149,7 @@ fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64, pyt
         flags,
         python: python && size > 0,
     };
-    tell(
-        thread,
-        event,
-        pid_tgid,
-        returns_to(regs),
-        regs.frame_pointer,
-    );
+    tell(thread, event, pid_tgid, caller(regs));
 }
 
 #[inline(always)]
@@ -202,9 +191,12 @@ fn malloc(
         flags,
         python: python && !is_paired,
     };
-    // The report has the stack.
-    let returns_to = if is_paired { 0 } else { regs.ip + 1 };
-    tell(thread, event, pid_tgid, returns_to, regs.frame_pointer);
+    let mut place = here(regs);
+    if is_paired {
+        // The report has the stack.
+        place.returns_to = 0;
+    }
+    tell(thread, event, pid_tgid, place);
 }
 
 #[inline(always)]
@@ -243,30 +235,61 @@ fn free(
         flags: 0,
         python: false,
     };
-    tell(thread, event, pid_tgid, regs.ip + 1, regs.frame_pointer);
+    tell(thread, event, pid_tgid, here(regs));
 }
 
-/// Whither a function that was just entered returns.
+/// Where an event's stack begins.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The innermost address, as return addresses are: behind the call. 0 for no stack.
+    returns_to: u64,
+    /// The stack pointer of the function that it lies in.
+    sp: u64,
+    frame_pointer: u64,
+}
+
+/// The caller of a function that was just entered.
 #[inline(always)]
-fn returns_to(regs: &Registers) -> u64 {
-    let mut address = 0u64;
+fn caller(regs: &Registers) -> Place {
+    let mut returns_to = 0u64;
     // SAFETY: eight bytes of a local; the helper checks the source.
-    unsafe { bpf_probe_read_user((&raw mut address).cast(), 8, regs.sp as *const _) };
-    address
+    unsafe { bpf_probe_read_user((&raw mut returns_to).cast(), 8, regs.sp as *const _) };
+    Place {
+        returns_to,
+        sp: regs.sp + 8,
+        frame_pointer: regs.frame_pointer,
+    }
 }
 
-/// Sends a record. `returns_to`: the innermost address of its stack; 0 for no stack.
+/// A place amid a function.
 #[inline(always)]
-fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, returns_to: u64, frame_pointer: u64) {
+fn here(regs: &Registers) -> Place {
+    Place {
+        returns_to: regs.ip + 1,
+        sp: regs.sp,
+        frame_pointer: regs.frame_pointer,
+    }
+}
+
+/// Sends a record.
+#[inline(always)]
+fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, place: Place) {
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
     let mut frames = 0;
     let mut flags = event.flags;
-    // SAFETY: a helper without arguments.
-    let at_ns = unsafe { bpf_ktime_get_ns() };
     if event.python {
-        flags |= walk(pid_tgid, at_ns, true);
+        flags |= walk(pid_tgid, now_ns, true);
     }
-    if returns_to != 0 {
-        frames = walk_stack(thread, returns_to, frame_pointer);
+    if place.returns_to != 0 {
+        let (ip, sp, bp) = (place.returns_to, place.sp, place.frame_pointer);
+        if may_copy(thread, now_ns) && copy_stack(thread, event.seq, ip, sp, bp) != 0 {
+            flags |= FLAG_COPIED;
+            thread.record.stack[0] = ip;
+            frames = 1;
+        } else {
+            frames = walk_stack(thread, ip, bp);
+        }
         if frames as usize == STACK_FRAMES {
             flags |= FLAG_STACK_CUT;
         }
@@ -283,7 +306,7 @@ fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, returns_to: u64, frame
             tgid: (pid_tgid >> 32) as u32,
             tid: pid_tgid as u32,
             seq: event.seq,
-            at_ns,
+            at_ns: now_ns,
             address: event.address,
             size: event.size,
             first: event.first,

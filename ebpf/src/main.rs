@@ -16,6 +16,7 @@
 #![allow(internal_features)]
 
 mod calls;
+mod copy;
 mod framework;
 mod processes;
 mod python;
@@ -28,7 +29,9 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
-use vramscope_ebpf_abi::{CONTEXTS, CallStack, Loss, MAX_DEPTH, framework::SITES, framework::Site};
+use vramscope_ebpf_abi::{
+    CONTEXTS, CallStack, Loss, MAX_DEPTH, framework::SITES, framework::Site, stack::Settings,
+};
 
 /// Words of a piece of a stack, a power of two.
 const PIECE_WORDS: usize = 128;
@@ -44,6 +47,8 @@ const BPF_RB_FORCE_WAKEUP: u64 = 2;
 struct InFlight {
     /// Stack pointer at entry: it tells nested calls from abandoned ones.
     pub sp: u64,
+    /// The return address, which a return probe replaces on the stack.
+    pub returns_to: u64,
     pub cookie: u64,
     pub enter_ns: u64,
     /// `enter_ns` of this call if it sends a record, else of the nearest enclosing one that does.
@@ -77,14 +82,25 @@ struct Thread {
     pub freeing: u64,
     /// 1 once such a report has been seen to follow.
     pub confirmed: u64,
+    /// The second, roughly, in which `copies` stacks of a framework's events were copied.
+    pub second: u64,
+    pub copies: u64,
     /// A piece of the thread's stack, copied at once: frames lie close together.
     pub piece: [u64; PIECE_WORDS],
 }
 
-// Sizes of EVENTS and THREADS are the loader's to set.
+// Sizes of EVENTS, STACKS and THREADS are the loader's to set.
 
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(4096, 0);
+
+/// Copied stacks, `vramscope_ebpf_abi::stack`.
+#[map]
+static STACKS: RingBuf = RingBuf::with_byte_size(4096, 0);
+
+/// One entry, written by the agent.
+#[map]
+static SETTINGS: Array<Settings> = Array::with_max_entries(1, 0);
 
 /// Keyed by thread id. Entries are made at a thread's first call and removed at its exit.
 #[map]

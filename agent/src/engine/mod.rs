@@ -282,7 +282,10 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel,
+            channel:
+                Channel {
+                    ring, copies, ..
+                },
             orderer,
             undecodable,
             filter,
@@ -290,7 +293,7 @@ impl Engine {
             discovery,
             ..
         } = self;
-        let taken = channel.ring.read(RECORDS_PER_TURN, |bytes| {
+        let taken = ring.read(RECORDS_PER_TURN, |bytes| {
             if walks::is_record(bytes) {
                 if !stacks.python.take(bytes) {
                     error!("a record of Python frames makes no sense");
@@ -301,7 +304,8 @@ impl Engine {
             let Decoded {
                 mut event,
                 frames,
-                cut,
+                mut cut,
+                copied: is_copied,
                 python,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
@@ -324,25 +328,26 @@ impl Engine {
                     let seen = known.seen(tgid);
                     seen.map(|seen| seen.mappings.clone()).unwrap_or_default()
                 };
+                let copied = is_copied.then(|| copies.find(event.seq())).flatten();
+                // The ring of copies was emptied meanwhile.
+                cut |= is_copied && copied.is_none();
                 let walked = match python {
                     PythonOf::Sent => stacks.python.of_call(call.0, call.1),
                     PythonOf::None | PythonOf::Lost => None,
                 };
                 let taken = Taken {
-                    pid: tgid,
-                    api: probed,
                     frames,
                     cut,
+                    copied,
                     walked: walked.as_ref(),
                     python,
                 };
                 let layout = || {
                     let known = discovery.known();
-                    known
-                        .python(tgid)
-                        .and_then(|found| found.layout.clone().ok())
+                    let found = known.python(tgid)?;
+                    found.layout.clone().ok()
                 };
-                stacks.resolve(taken, seen, layout)
+                stacks.resolve(tgid, probed, &taken, seen, layout)
             } else {
                 Stack::default()
             };
@@ -361,7 +366,9 @@ impl Engine {
         while let Some(ordered) = self.orderer.next(now_ns) {
             self.handle(&ordered);
         }
-        self.emptied_ns = (taken < RECORDS_PER_TURN).then_some(now_ns);
+        let is_empty = taken < RECORDS_PER_TURN;
+        self.channel.copies.end_turn(is_empty);
+        self.emptied_ns = is_empty.then_some(now_ns);
         taken
     }
 
@@ -482,7 +489,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        *self.totals.lost.entry(cause.name()).or_default() += new;
+                        if room::is_loss(cause.name()) {
+                            *self.totals.lost.entry(cause.name()).or_default() += new;
+                        }
                     }
                 }
                 self.lost_reported = counts;
@@ -565,7 +574,7 @@ impl Engine {
         };
         match result {
             Ok(()) => {
-                self.channel.ring.release(position);
+                self.channel.release(position);
                 self.rows.clear();
                 if self.flush_failed {
                     warn!("events are written again");

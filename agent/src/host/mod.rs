@@ -12,6 +12,7 @@ pub mod perf;
 pub mod procfs;
 pub mod realfile;
 pub mod safety;
+pub mod sigbus;
 pub mod switch;
 pub mod usdt;
 pub mod watch;

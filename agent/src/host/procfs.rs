@@ -186,6 +186,41 @@ pub fn mappings(pid: u32) -> Vec<Mapping> {
         .collect()
 }
 
+/// Where code lies in a process.
+#[derive(Debug, Default)]
+pub struct Code {
+    /// Of files, in order of address.
+    pub files: Vec<Mapping>,
+    /// Made while the program runs: of no file.
+    pub anonymous: Vec<std::ops::Range<u64>>,
+}
+
+/// The executable mappings of a process; nothing if it is gone.
+pub fn code(pid: u32) -> Code {
+    let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let mut code = Code::default();
+    for line in text.lines() {
+        match parse_mapping(line) {
+            Some(mapping) if mapping.executable => code.files.push(mapping),
+            Some(_) => {}
+            None => code.anonymous.extend(parse_anonymous_code(line)),
+        }
+    }
+    code
+}
+
+/// An executable mapping of no file: without a name, or with one that the program gave it.
+fn parse_anonymous_code(line: &str) -> Option<std::ops::Range<u64>> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let is_executable = fields.next()?.as_bytes().get(2) == Some(&b'x');
+    let name = fields.nth(3).unwrap_or_default();
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let range = hex(start)?..hex(end)?;
+    (is_executable && (name.is_empty() || name.starts_with("[anon:"))).then_some(range)
+}
+
 /// Parses a line of `maps`; `None` for anonymous memory and for lines that make no sense.
 pub fn parse_mapping(line: &str) -> Option<Mapping> {
     let mut rest = line;
@@ -263,10 +298,24 @@ mod tests {
         );
     }
 
+    #[test]
+    fn code_of_no_file() {
+        let of = parse_anonymous_code;
+        assert_eq!(of("7f00-8f00 rwxp 00000000 00:00 0 "), Some(0x7f00..0x8f00));
+        assert_eq!(
+            of("7f00-8f00 r-xp 00000000 00:00 0    [anon:jit]"),
+            Some(0x7f00..0x8f00)
+        );
+        assert_eq!(of("7f00-8f00 rw-p 00000000 00:00 0 "), None);
+        // Where the kernel puts return probes is no code of the program's.
+        assert_eq!(of("7f00-8f00 --xp 00000000 00:00 0    [uprobes]"), None);
+    }
+
     proptest! {
         #[test]
         fn any_line_is_survived(line in ".{0,200}") {
             let _ = parse_mapping(&line);
+            let _ = parse_anonymous_code(&line);
             let _ = parse_stat(&line);
         }
     }

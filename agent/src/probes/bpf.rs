@@ -34,8 +34,10 @@ use crate::python::table::{self, Table};
 /// The object that `cargo xtask ebpf` built; empty if it had not been built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/vramscope.bpf.o"));
 
-const MAPS: [&str; 12] = [
+const MAPS: [&str; 14] = [
     "EVENTS",
+    "STACKS",
+    "SETTINGS",
     "THREADS",
     "NEW_THREAD",
     "SEQ",
@@ -68,22 +70,27 @@ pub const NOT_EXPORTED: &str = "not exported by this library";
 pub struct Sizes {
     /// A power of two.
     pub ring_bytes: u32,
+    /// The same of the ring for copied stacks.
+    pub stack_ring_bytes: u32,
     pub threads: u32,
 }
 
 impl Sizes {
     pub fn of(config: &crate::config::Config) -> anyhow::Result<Self> {
-        let ring_bytes = u32::try_from(config.ring_bytes)
-            .ok()
-            .filter(|bytes| bytes.is_power_of_two() && *bytes >= 4096 && *bytes <= 1 << 30);
+        let ring = |name: &str, bytes: usize| {
+            u32::try_from(bytes)
+                .ok()
+                .filter(|bytes| bytes.is_power_of_two() && *bytes >= 4096 && *bytes <= 1 << 30)
+                .with_context(|| {
+                    format!(
+                        "{name} is {bytes}: it has to be a power of two from 4096 to 1073741824"
+                    )
+                })
+        };
         let threads = u32::try_from(config.threads_limit).ok().filter(|n| *n > 0);
         Ok(Self {
-            ring_bytes: ring_bytes.with_context(|| {
-                format!(
-                    "ring_bytes is {}: it has to be a power of two from 4096 to 1073741824",
-                    config.ring_bytes
-                )
-            })?,
+            ring_bytes: ring("ring_bytes", config.ring_bytes)?,
+            stack_ring_bytes: ring("stack_ring_bytes", config.stack_ring_bytes)?,
             threads: threads.with_context(|| {
                 format!(
                     "threads_limit is {}: it has to be at least 1 and below 4294967296",
@@ -364,6 +371,7 @@ fn load_object(sizes: Sizes, abilities: Abilities) -> anyhow::Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     loader
         .map_max_entries("EVENTS", sizes.ring_bytes)
+        .map_max_entries("STACKS", sizes.stack_ring_bytes)
         .map_max_entries("THREADS", sizes.threads)
         .map_max_entries(table::PYTHON_THREADS, sizes.threads);
     let mut ebpf = loader.load(OBJECT).map_err(|error| {

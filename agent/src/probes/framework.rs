@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::STACK_FRAMES;
-use vramscope_ebpf_abi::framework::{self as abi, FLAG_ANNOUNCED, FLAG_PAIRED, FLAG_STACK_CUT};
+use vramscope_ebpf_abi::framework::{self as abi, FLAG_ANNOUNCED, FLAG_COPIED, FLAG_PAIRED, FLAG_STACK_CUT};
 
 use super::record::{DecodeError, Decoded, Event, PythonOf, Stack, word};
 
@@ -138,6 +138,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         event: Event::Framework(told),
         frames,
         cut: flags & FLAG_STACK_CUT != 0,
+        copied: flags & FLAG_COPIED != 0,
     })
 }
 

@@ -79,6 +79,7 @@ impl Bed {
         }
         let sizes = Sizes {
             ring_bytes,
+            stack_ring_bytes: RING,
             threads,
         };
         let (channel, programs) = bpf::load_for_test(sizes).unwrap();

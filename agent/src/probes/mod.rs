@@ -4,6 +4,7 @@
 mod attach;
 pub mod bpf;
 pub mod channel;
+pub mod copies;
 mod detach;
 pub mod features;
 pub mod framework;

@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::{
-    Call, CallStack, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA, FLAG_OUT, FLAG_STACK_FULL,
+    Call, CallStack, EXTRA_WORDS, FLAG_CONTEXT, FLAG_DEVICE, FLAG_EXTRA, FLAG_OUT, FLAG_STACK_COPIED,
+    FLAG_STACK_FULL,
     KIND_CALL, KIND_CALL_STACK, KIND_EXEC, KIND_EXIT, KIND_FRAMEWORK, Process, STACK_FRAMES,
 };
 
@@ -25,14 +26,14 @@ pub enum Quality {
     /// None was taken.
     #[default]
     None,
-    /// All frames, by frame pointers.
+    /// All frames up to the thread's first, by the rules that compilers write for unwinding.
+    Full,
+    /// By frame pointers, at least in part: callers that keep none may be missing.
     FramePointer,
     /// The outermost frames are missing, or some lie in no known module.
     Truncated,
     /// No frame lies in a known module.
     Unresolved,
-    /// All frames up to the thread's first, by `.eh_frame`.
-    Full,
     /// The same four with Python frames in them, and with such that could not be read.
     FramePointerPython,
     FramePointerNoPython,
@@ -49,10 +50,10 @@ impl Quality {
     pub const fn name(self) -> &'static str {
         match self {
             Quality::None => "none",
+            Quality::Full => "full",
             Quality::FramePointer => "frame_pointer",
             Quality::Truncated => "truncated",
             Quality::Unresolved => "unresolved",
-            Quality::Full => "full",
             Quality::FramePointerPython => "frame_pointer+python",
             Quality::FramePointerNoPython => "frame_pointer-python",
             Quality::TruncatedPython => "truncated+python",
@@ -190,6 +191,9 @@ pub struct Decoded<'a> {
     pub frames: &'a [u8],
     /// There were more of them.
     pub cut: bool,
+    /// Registers and stack were copied ([`super::copies`]), and of the return addresses only the
+    /// first is here.
+    pub copied: bool,
     /// What the kernel side did about Python frames.
     pub python: PythonOf,
 }
@@ -223,6 +227,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         python: PythonOf::None,
         frames: &[],
         cut: false,
+        copied: false,
     };
     let kind = word(bytes, 0).ok_or(DecodeError::Short(bytes.len(), 0))?;
     let wanted = match kind {
@@ -307,7 +312,14 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         event: Event::Call(call),
         frames,
         cut: flagged(FLAG_STACK_FULL),
+        copied: flagged(FLAG_STACK_COPIED),
     })
+}
+
+pub(super) fn long(bytes: &[u8], offset: usize) -> Option<u64> {
+    let bytes = bytes.get(offset..offset.checked_add(8)?)?;
+    // Eight bytes, since the range has as many.
+    Some(u64::from_ne_bytes(bytes.try_into().unwrap()))
 }
 
 pub(super) fn word(bytes: &[u8], offset: usize) -> Option<u32> {
@@ -363,6 +375,7 @@ mod tests {
             frames,
             cut: false,
             python: PythonOf::None,
+            copied: false,
         } = decode(&record).unwrap()
         else {
             panic!("not a call with a whole stack")

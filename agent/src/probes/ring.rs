@@ -25,6 +25,14 @@ const DISCARDED: u32 = 1 << 30;
 /// Length and offset words before each record.
 const HEADER: u64 = 8;
 
+/// See [`Ring::peek`].
+pub(super) enum Peeked<'a> {
+    /// The kernel side still writes it.
+    Busy,
+    Discarded,
+    Record(&'a [u8]),
+}
+
 /// A reader of one ring.
 pub struct Ring {
     consumer: NonNull<libc::c_void>,
@@ -156,6 +164,31 @@ impl Ring {
             self.position += HEADER + bytes.next_multiple_of(8);
         }
         taken
+    }
+
+    /// What lies at a position, and where the next record begins; `None` at the end. It moves
+    /// nothing: for a reader that takes records out of their order.
+    pub(super) fn peek(&self, position: u64) -> Option<(Peeked<'_>, u64)> {
+        if position >= self.producer_position() {
+            return None;
+        }
+        let offset = (position & (self.size - 1)) as usize;
+        // SAFETY: as in `read`.
+        let header = unsafe { self.producer.as_ptr().byte_add(self.page + offset) };
+        // SAFETY: as in `read`. The length is there before the producer position passes it.
+        let length = unsafe { (*header.cast::<AtomicU32>()).load(Ordering::Acquire) };
+        let bytes = u64::from(length & !(BUSY | DISCARDED));
+        let peeked = if length & BUSY != 0 {
+            Peeked::Busy
+        } else if length & DISCARDED != 0 {
+            Peeked::Discarded
+        } else {
+            // SAFETY: the record is finished, and stays until the consumer position passes it.
+            Peeked::Record(unsafe {
+                std::slice::from_raw_parts(header.byte_add(HEADER as usize).cast(), bytes as usize)
+            })
+        };
+        Some((peeked, position + HEADER + bytes.next_multiple_of(8)))
     }
 
     /// Waits until the kernel side asks for haste, or the time is over.

@@ -33,7 +33,7 @@ use crate::probes::order::Waiting;
 
 const FILE: &str = "journal";
 /// Changes whenever a type in [`Frame`] does: postcard cannot tell old bytes from new ones.
-const FORMAT: [u8; 8] = *b"vrsjnl03";
+const FORMAT: [u8; 8] = *b"vrsjnl04";
 /// Space that is taken ahead on large disks, so that a disk which others fill still takes what
 /// tells of it.
 const AHEAD: u64 = 4 << 20;

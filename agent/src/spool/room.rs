@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use vramscope_ebpf_abi::Loss;
 use vramscope_wire::Table;
 
 use super::folder;
@@ -82,9 +83,11 @@ pub const RECORDER_OFF: &str = "recorder_off";
 pub const RECORDER: [&str; 3] = [RECORDER_FULL, RECORDER_OVERWRITTEN, RECORDER_OFF];
 
 /// False for what is told beside the losses and is none: rows that went as the configuration has
-/// it. Their calls are in the roll-ups.
+/// it (their calls are in the roll-ups), and stacks that are less than they were to be.
 pub fn is_loss(cause: &str) -> bool {
-    cause != RECORDER_OVERWRITTEN && cause != RECORDER_OFF
+    cause != RECORDER_OVERWRITTEN
+        && cause != RECORDER_OFF
+        && cause != Loss::StackNotCopied.name()
 }
 
 /// True for a cause that counts calls, which `agent_windows.lost` sums up.

@@ -1,27 +1,45 @@
-//! Return addresses into stacks that mean the same on every host.
+//! Call stacks that mean the same on every host.
 //!
-//! At the event an address becomes (module, offset in its file), which is cheap and has to be
-//! done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//! At the event a stack becomes a list of return addresses ([`unwind`], or frame pointers, which the
+//! kernel side followed), and each address becomes (module, offset in its file): that is cheap and
+//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//!
+//! The list of addresses is what everything that follows depends on, so it is the key under which the
+//! outcome is kept: the same list again costs the unwinding and one look-up. A list that is new is
+//! looked at frame by frame: every address has to lie in code. That gives [`Native`] frames, from
+//! which [`Stacks::enter`] makes the stack: frames of an interpreter take the place of native ones
+//! there, and what they are made from has to be part of the key.
 //!
 //! Invariant: `stack_id` depends on the build ids (or file names, where a file has none) and the
-//! offsets alone, and of Python frames on what the packages' own files say, never on load addresses
+//! offsets alone, and of Python frames on what the packages' own files say; never on load addresses
 //! or where things are installed.
 
 pub mod modules;
 mod pythonic;
+pub mod rules;
+pub mod space;
 pub mod symbols;
+pub mod unwind;
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 
 use vramscope_ebpf_abi::python::Interpreter;
 
 use crate::Map;
-use crate::host::procfs::{self, Mapping};
+use crate::host::procfs::Mapping;
+use crate::host::sigbus;
+use crate::probes::copies::Copied;
 use crate::probes::record::{PythonOf, Quality, Stack};
 use crate::python::walks::{Walked, Walks};
 use crate::spool::rows::{FrameRow, StackRow};
 use modules::{ModuleId, Modules};
 use pythonic::{Interpreters, Place, Seen};
+use rules::Step;
+use space::AddressSpace;
+use unwind::{End, Unwinding};
 
 /// Keeps hashes inside the positive half of a BIGINT.
 const MASK_63: u64 = (1 << 63) - 1;
@@ -54,41 +72,63 @@ struct Unnamed {
     places: Vec<Place>,
 }
 
-/// One process's mappings and the stacks seen in it.
-#[derive(Default)]
-struct AddressSpace {
-    mappings: Vec<Mapping>,
-    resolved: Map<u128, Stack>,
+/// One frame of native code, before the stack has its id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Native {
+    /// The return address in the process.
+    pub address: u64,
+    location: Location,
 }
 
-impl AddressSpace {
-    fn find(&self, address: u64) -> Option<&Mapping> {
-        let after = self
-            .mappings
-            .partition_point(|mapping| mapping.start <= address);
-        let mapping = self.mappings.get(after.checked_sub(1)?)?;
-        (address < mapping.end && mapping.executable).then_some(mapping)
-    }
+/// What the kernel side took of a stack.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Taken<'a> {
+    /// Return addresses by frame pointers, innermost first, eight bytes each. With a copy the first
+    /// one alone.
+    pub frames: &'a [u8],
+    /// There were more of them.
+    pub cut: bool,
+    /// Registers and bytes to find them from.
+    pub copied: Option<Copied<'a>>,
+    /// The walk of its Python frames, and what the kernel side said of it.
+    pub walked: Option<&'a Walked>,
+    pub python: PythonOf,
+}
+
+/// A stack that was looked at before.
+#[derive(Debug, Clone, Copy)]
+struct Resolved {
+    stack: Stack,
+    /// It left a wrong rule in the unwinder's cache ([`Step::Odd`]), and does so each time.
+    spoils: bool,
+}
+
+/// One process's code and the stacks seen in it.
+#[derive(Default)]
+struct Process {
+    space: AddressSpace,
+    resolved: Map<u128, Resolved>,
 }
 
 /// What tells a stack from others of its process. Wide enough for two never to meet by chance.
-fn key(taken: Taken<'_>) -> u128 {
-    // A name's place in memory is as good as the name, and costs nothing to hash.
-    let seed = taken.api.as_ptr() as u64;
+fn key(frames: &[u8], seed: u64, taken: &Taken<'_>) -> u128 {
+    let seed = seed << 2 | taken.python as u64;
+    let Some(walked) = taken.walked else {
+        return xxhash_rust::xxh3::xxh3_128_with_seed(frames, seed);
+    };
     let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(seed);
-    hash.update(taken.frames);
-    hash.update(&[u8::from(taken.cut), taken.python as u8]);
-    if let Some(walked) = taken.walked {
-        hash.update(walked.bytes());
-        hash.update(&[walked.is_whole().into()]);
-    }
+    hash.update(frames);
+    // No address of code is so low.
+    hash.update(&u64::from(walked.is_whole()).to_le_bytes());
+    hash.update(walked.bytes());
     hash.digest128()
 }
 
 /// All stacks of this host.
 pub struct Stacks {
     modules: Modules,
-    spaces: Map<u32, AddressSpace>,
+    processes: Map<u32, Process>,
+    unwinding: Unwinding,
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
     symbolizer: symbols::Names,
@@ -98,28 +138,14 @@ pub struct Stacks {
     interpreters: Interpreters,
 }
 
-/// A stack as it was taken.
-#[derive(Debug, Clone, Copy)]
-pub struct Taken<'a> {
-    pub pid: u32,
-    /// The function that was called.
-    pub api: &'static str,
-    /// Return addresses as the kernel side wrote them, innermost first.
-    pub frames: &'a [u8],
-    /// There were more.
-    pub cut: bool,
-    /// The walk of its Python frames.
-    pub walked: Option<&'a Walked>,
-    /// What the kernel side said of it.
-    pub python: PythonOf,
-}
-
 impl Stacks {
     /// `debug_symbols`: read DWARF for files and lines, which can take seconds per large library.
     pub fn new(debug_symbols: bool) -> Self {
+        sigbus::survive();
         Self {
             modules: Modules::default(),
-            spaces: Map::default(),
+            processes: Map::default(),
+            unwinding: Unwinding::new(),
             known: HashSet::new(),
             unnamed: Vec::new(),
             symbolizer: symbols::Names::new(debug_symbols),
@@ -141,8 +167,8 @@ impl Stacks {
         }
         if !stack_ids.is_empty() {
             // A stack found there would not be looked at again.
-            for space in self.spaces.values_mut() {
-                space.resolved.clear();
+            for process in self.processes.values_mut() {
+                process.resolved.clear();
             }
         }
     }
@@ -154,51 +180,73 @@ impl Stacks {
 
     /// A process is gone, or runs another program.
     pub fn forget(&mut self, pid: u32) {
-        self.spaces.remove(&pid);
+        self.processes.remove(&pid);
         self.python.forget(pid);
     }
 
-    fn read_mappings(&mut self, pid: u32) {
-        let mappings = procfs::mappings(pid);
-        // Of a process that is gone, what was read before is the best there is.
-        if !mappings.is_empty() {
-            self.spaces.entry(pid).or_default().mappings = mappings;
-        }
-    }
-
-    /// The stack of a call. `seen` gives mappings that were read earlier, for a process that is over;
-    /// `layout` where its interpreter keeps things.
+    /// The stack of a call of the function `api`. `seen` gives mappings that were read earlier, for a
+    /// process that is over; `layout` where its interpreter keeps things.
     pub fn resolve(
         &mut self,
-        taken: Taken<'_>,
+        pid: u32,
+        api: &'static str,
+        taken: &Taken<'_>,
         seen: impl FnOnce() -> Vec<Mapping>,
         layout: impl FnOnce() -> Option<Interpreter>,
     ) -> Stack {
-        let pid = taken.pid;
-        if taken.frames.is_empty() {
+        if taken.frames.is_empty() && taken.copied.is_none() {
             return Stack::default();
         }
-        let key = key(taken);
-        match self.spaces.get(&pid) {
-            Some(space) => {
-                if let Some(stack) = space.resolved.get(&key) {
-                    return *stack;
+        let process = self.processes.entry(pid).or_insert_with(|| {
+            let mut space = AddressSpace::seen(seen());
+            // It may be over in milliseconds.
+            space.read(pid);
+            Process {
+                space,
+                resolved: Map::default(),
+            }
+        });
+        let mut may_read = true;
+        // Round again when the unwinder has learnt rules, or where code lies, on the way.
+        let (key, looked, end) = loop {
+            let (frames, end) = match &taken.copied {
+                Some(copied) => {
+                    let end = self.unwinding.unwind(&process.space, copied);
+                    (self.unwinding.addresses.as_flattened(), Some(end))
+                }
+                None => (taken.frames, None),
+            };
+            // Wide enough for two stacks never to meet by chance. A name's place in memory is as
+            // good as the name, and costs nothing to hash.
+            let ways = u64::from(taken.cut) | end.map_or(0, |end| (end as u64 + 1) << 1);
+            let seed = (api.as_ptr() as u64) << 3 | ways;
+            let key = key(frames, seed, taken);
+            if let Some(resolved) = process.resolved.get(&key) {
+                if resolved.spoils {
+                    self.unwinding.forget();
+                }
+                return resolved.stack;
+            }
+            let looked = Looked::at(pid, frames, &mut process.space, &mut self.modules);
+            self.unwinding.changed(process.space.take_changes());
+            if looked.is_lost && may_read {
+                // Mapped since we last looked.
+                may_read = false;
+                if process.space.read(pid) {
+                    process.resolved.clear();
+                    continue;
                 }
             }
-            None => {
-                self.spaces.entry(pid).or_default().mappings = seen();
-                // It may be over in milliseconds.
-                self.read_mappings(pid);
+            if looked.has_learnt && end.is_some() {
+                continue;
             }
+            break (key, looked, end);
+        };
+        let quality = looked.quality(end, taken.cut);
+        let spoils = looked.has_odd && quality != Quality::Full;
+        if spoils {
+            self.unwinding.forget();
         }
-        let addresses: Vec<u64> = taken
-            .frames
-            .chunks_exact(8)
-            // A chunk of eight bytes always fits an array of eight.
-            .map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap()))
-            .take_while(|address| *address != 0)
-            .collect();
-        let (locations, quality) = self.locate(pid, &addresses, taken.cut);
         let walked = taken
             .walked
             .map(|walked| self.python.resolve(walked, layout));
@@ -208,64 +256,24 @@ impl Stacks {
             walked,
             of: taken.python,
         };
-        let merged = self
-            .interpreters
-            .merge(&self.modules, &locations, seen, quality);
-        let stack = self.intern(taken.api, merged);
-        if is_final {
-            let space = self.spaces.entry(pid).or_default();
-            if space.resolved.len() >= CACHE_PER_PROCESS {
-                // A program that makes ever new stacks costs us time then, and no memory.
-                space.resolved.clear();
-            }
-            space.resolved.insert(key, stack);
+        let (places, quality) =
+            self.interpreters
+                .merge(&self.modules, &looked.natives, seen, quality);
+        let stack = self.enter(api, places, quality);
+        if !is_final {
+            return stack;
         }
+        let process = self.processes.entry(pid).or_default();
+        if process.resolved.len() >= CACHE_PER_PROCESS {
+            // A program that makes ever new stacks costs us time then, and no memory.
+            process.resolved.clear();
+        }
+        process.resolved.insert(key, Resolved { stack, spoils });
         stack
     }
 
-    /// Where return addresses lie, and how many of them are to be trusted.
-    fn locate(&mut self, pid: u32, frames: &[u64], cut: bool) -> (Vec<Location>, Quality) {
-        let mut locations = Vec::with_capacity(frames.len());
-        let mut complete = !cut;
-        let mut reread = false;
-        for address in frames {
-            // The byte before the return address belongs to the call.
-            let called_from = address - 1;
-            let mut found = self
-                .spaces
-                .get(&pid)
-                .and_then(|space| space.find(called_from))
-                .cloned();
-            if found.is_none() && !reread {
-                // Mapped since we last looked.
-                reread = true;
-                self.read_mappings(pid);
-                found = self
-                    .spaces
-                    .get(&pid)
-                    .and_then(|space| space.find(called_from))
-                    .cloned();
-            }
-            let Some(mapping) = found else {
-                // No code there: the frame pointer was not one. What follows is not to be trusted.
-                complete = false;
-                break;
-            };
-            let offset = address - mapping.start + mapping.offset;
-            locations.push(Location {
-                module: self.modules.intern(pid, &mapping),
-                offset,
-            });
-        }
-        let quality = match (locations.is_empty(), complete) {
-            (true, _) => Quality::Unresolved,
-            (_, true) => Quality::FramePointer,
-            (_, false) => Quality::Truncated,
-        };
-        (locations, quality)
-    }
-
-    fn intern(&mut self, api: &'static str, (places, quality): (Vec<Place>, Quality)) -> Stack {
+    /// Gives a stack its id, and has it named if it is new.
+    fn enter(&mut self, api: &'static str, places: Vec<Place>, quality: Quality) -> Stack {
         if places.is_empty() {
             return Stack { id: None, quality };
         }
@@ -332,6 +340,63 @@ impl Stacks {
             stack_id: stack.stack_id,
             frames,
             folded,
+        }
+    }
+}
+
+/// A list of addresses, looked at frame by frame.
+#[derive(Default)]
+struct Looked {
+    /// Up to the first address where no code is.
+    natives: Vec<Native>,
+    /// There was such an address: it was none, and what follows is not to be trusted.
+    is_lost: bool,
+    /// The unwinder knows rules now that it did not when it made the list.
+    has_learnt: bool,
+    has_odd: bool,
+    /// Every way up went by a rule.
+    is_ruled: bool,
+}
+
+impl Looked {
+    fn at(pid: u32, frames: &[u8], space: &mut AddressSpace, modules: &mut Modules) -> Self {
+        let mut looked = Self {
+            is_ruled: true,
+            ..Self::default()
+        };
+        let mut last = None;
+        for bytes in frames.as_chunks().0 {
+            let address = u64::from_ne_bytes(*bytes);
+            // The byte before the return address belongs to the call.
+            let Some((place, learnt)) = space.place(pid, address.wrapping_sub(1), modules) else {
+                looked.is_lost = true;
+                break;
+            };
+            looked.has_learnt |= learnt;
+            looked.has_odd |= place.step == Step::Odd;
+            // The last frame need not have a way up.
+            looked.is_ruled &= last.is_none_or(|step| matches!(step, Step::Ruled | Step::Odd));
+            last = Some(place.step);
+            looked.natives.push(Native {
+                address,
+                location: Location {
+                    module: place.module,
+                    offset: place.offset + u64::from(place.is_file),
+                },
+            });
+        }
+        looked.is_ruled &= last != Some(Step::Unruled);
+        looked
+    }
+
+    fn quality(&self, end: Option<End>, cut: bool) -> Quality {
+        match end {
+            _ if self.natives.is_empty() => Quality::Unresolved,
+            _ if self.is_lost || cut => Quality::Truncated,
+            None => Quality::FramePointer,
+            Some(End::First) if self.is_ruled => Quality::Full,
+            Some(End::First) => Quality::FramePointer,
+            Some(End::Bytes | End::Lost) => Quality::Truncated,
         }
     }
 }

@@ -4,10 +4,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use object::{Object, ReadCache};
 
+use super::rules::Rules;
 use crate::host::procfs::Mapping;
 
 /// Index into [`Modules`].
@@ -15,7 +18,6 @@ use crate::host::procfs::Mapping;
 pub struct ModuleId(usize);
 
 /// One file.
-#[derive(Debug)]
 pub struct Module {
     /// Path as the process that mapped it first sees it.
     pub path: String,
@@ -23,7 +25,12 @@ pub struct Module {
     pub build_id: Option<String>,
     /// `None` if it could not be opened any more.
     file: Option<File>,
+    /// Rules for unwinding its code.
+    rules: Option<Arc<Rules>>,
 }
+
+/// What stands for code of no file, which a program made while it ran.
+const ANONYMOUS: &str = "[jit]";
 
 /// Files that are held open, well below the usual limit of 1024 open files; beyond it modules
 /// keep path and build id alone.
@@ -48,7 +55,7 @@ impl Module {
 }
 
 /// All modules seen, by device and inode.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Modules {
     all: Vec<Module>,
     by_file: HashMap<(u64, u64, String), ModuleId>,
@@ -66,7 +73,8 @@ impl Modules {
         if let Some(id) = self.by_file.get(&key) {
             return *id;
         }
-        let file = File::open(mapping.open_path(pid)).ok();
+        let file = open(pid, mapping);
+        let rules = file.as_ref().and_then(Rules::read).map(Arc::new);
         let build_id = file.as_ref().and_then(build_id);
         let file = file.filter(|_| self.all.len() < MAX_OPEN);
         let id = ModuleId(self.all.len());
@@ -74,10 +82,40 @@ impl Modules {
             path: mapping.path.clone(),
             build_id,
             file,
+            rules,
         });
         self.by_file.insert(key, id);
         id
     }
+
+    /// Rules for unwinding a module's code, if it has any.
+    pub fn rules(&self, id: ModuleId) -> Option<Arc<Rules>> {
+        self.get(id).rules.clone()
+    }
+
+    /// What stands for code of no file. It has the same name everywhere, so that stacks through it
+    /// group.
+    pub fn anonymous(&mut self) -> ModuleId {
+        let key = (0, 0, ANONYMOUS.to_string());
+        *self.by_file.entry(key).or_insert_with(|| {
+            self.all.push(Module {
+                path: ANONYMOUS.to_string(),
+                build_id: None,
+                file: None,
+                rules: None,
+            });
+            ModuleId(self.all.len() - 1)
+        })
+    }
+}
+
+/// The mapped file. Of a process that is gone, the file at its path will do if it is the same one.
+fn open(pid: u32, mapping: &Mapping) -> Option<File> {
+    File::open(mapping.open_path(pid)).ok().or_else(|| {
+        let file = File::open(&mapping.path).ok()?;
+        let found = file.metadata().ok()?;
+        ((found.dev(), found.ino()) == (mapping.device, mapping.inode)).then_some(file)
+    })
 }
 
 fn build_id(file: &File) -> Option<String> {

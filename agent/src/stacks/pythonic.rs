@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Location;
+use super::{Location, Native as Found};
 use super::modules::{ModuleId, Modules};
 use crate::probes::record::{PythonOf, Quality};
 use crate::python::elf;
@@ -37,17 +37,17 @@ impl Interpreters {
     pub(super) fn merge(
         &mut self,
         modules: &Modules,
-        locations: &[Location],
+        found: &[Found],
         seen: Seen,
         quality: Quality,
     ) -> (Vec<Place>, Quality) {
         // Without a walk only files that say so in their names are taken for interpreters: looking
         // into all of them would cost more than it tells.
-        let natives: Vec<Native> = locations
+        let natives: Vec<Native> = found
             .iter()
-            .map(|location| self.native(modules, location, seen.walked.is_some()))
+            .map(|found| self.native(modules, &found.location, seen.walked.is_some()))
             .collect();
-        let native = || locations.iter().map(|l| Place::Native(*l)).collect();
+        let native = || found.iter().map(|f| Place::Native(f.location)).collect();
         let Some(walked) = seen.walked else {
             let is_missing = seen.of != PythonOf::None || natives.contains(&Native::Evaluation);
             let quality = if is_missing {
@@ -63,7 +63,7 @@ impl Interpreters {
         let places = merged
             .into_iter()
             .map(|frame| match frame {
-                Merged::Native(index) => Place::Native(locations[index]),
+                Merged::Native(index) => Place::Native(found[index].location),
                 Merged::Python(index) => Place::Python(Arc::clone(&frames[index])),
             })
             .collect();

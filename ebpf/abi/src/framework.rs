@@ -43,6 +43,8 @@ pub const FLAG_PAIRED: u32 = 1;
 pub const FLAG_ANNOUNCED: u32 = 2;
 /// The stack filled all frames: callers beyond are missing.
 pub const FLAG_STACK_CUT: u32 = 4;
+/// As [`crate::FLAG_STACK_COPIED`].
+pub const FLAG_COPIED: u32 = 8;
 
 /// What an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

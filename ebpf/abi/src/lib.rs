@@ -16,6 +16,7 @@
 
 pub mod framework;
 pub mod python;
+pub mod stack;
 
 /// Frames of a frame-pointer stack that fit into one record.
 pub const STACK_FRAMES: usize = 64;
@@ -108,6 +109,8 @@ pub const FLAG_STACK_FULL: u32 = 16;
 
 /// `extra` holds the words that the cookie asks for.
 pub const FLAG_EXTRA: u32 = 32;
+/// The stack was copied ([`stack::Copied`]); of its return addresses only the first follows.
+pub const FLAG_STACK_COPIED: u32 = 64;
 
 /// What a probe does, packed into its cookie so that hooks are table rows and not programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,11 +210,14 @@ pub enum Loss {
     ReadFault = 5,
     /// An exec or exit found the ring full. The agent finds out by itself, a moment later.
     ProcessEvent = 6,
+    /// A stack was to be copied and found no room, or could not be read. No event is lost by it:
+    /// the stack is the one that frame pointers give.
+    StackNotCopied = 7,
 }
 
 impl Loss {
-    pub const COUNT: u32 = 7;
-    pub const ALL: [Loss; 7] = [
+    pub const COUNT: u32 = 8;
+    pub const ALL: [Loss; 8] = [
         Loss::RingFull,
         Loss::ThreadsFull,
         Loss::TooDeep,
@@ -219,6 +225,7 @@ impl Loss {
         Loss::MissedEntry,
         Loss::ReadFault,
         Loss::ProcessEvent,
+        Loss::StackNotCopied,
     ];
 
     /// The name in `agent_windows.lost_by_cause`.
@@ -231,6 +238,7 @@ impl Loss {
             Loss::MissedEntry => "missed_entry",
             Loss::ReadFault => "read_fault",
             Loss::ProcessEvent => "process_event",
+            Loss::StackNotCopied => "stack_not_copied",
         }
     }
 }

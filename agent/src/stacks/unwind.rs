@@ -1,0 +1,111 @@
+//! From copied registers and stack bytes to return addresses, by framehop and the rules of
+//! `.eh_frame`.
+//!
+//! framehop does not say where it had no rule and went by frame pointer, nor that such a way led
+//! nowhere. So its outcome is taken for no more than a list of addresses; [`super::Stacks`] looks at
+//! each list when it is new: every address has to lie in code, and the quality says what ways led
+//! there.
+
+use framehop::{FrameAddress, Unwinder as _};
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64};
+
+use super::space::AddressSpace;
+use crate::probes::copies::Copied;
+
+/// Frames of a stack; a deeper recursion is cut there.
+pub const FRAMES: usize = 512;
+
+/// The unwinder's cache tells rules apart by a number of 16 bits that counts all changes to lists of
+/// modules, of all processes. After that many changes it starts anew.
+const CHANGES: u32 = 30_000;
+
+/// How an unwinding ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Nobody called the last frame, as its rule or an address of zero says.
+    First,
+    /// The copied bytes were used up.
+    Bytes,
+    /// There was no way up, or there were too many frames.
+    Lost,
+}
+
+/// The part that all processes share.
+pub struct Unwinding {
+    cache: CacheX86_64,
+    changes: u32,
+    /// Return addresses of the last stack, innermost first, as eight bytes each.
+    pub addresses: Vec<[u8; 8]>,
+}
+
+impl Unwinding {
+    pub fn new() -> Self {
+        Self {
+            cache: CacheX86_64::new(),
+            changes: 0,
+            addresses: Vec::new(),
+        }
+    }
+
+    /// Lets go of what the cache holds.
+    pub fn forget(&mut self) {
+        self.changes = 0;
+        self.cache = CacheX86_64::new();
+    }
+
+    /// The list of modules of some process has changed so many times.
+    pub fn changed(&mut self, times: u32) {
+        self.changes += times;
+        if self.changes >= CHANGES {
+            self.forget();
+        }
+    }
+
+    /// Fills `addresses`.
+    pub fn unwind(&mut self, space: &AddressSpace, copied: &Copied<'_>) -> End {
+        let Self {
+            cache, addresses, ..
+        } = self;
+        addresses.clear();
+        let words = copied.bytes;
+        let has_hidden = copied.returns.iter().any(|(at, _)| *at >= copied.sp);
+        let mut used_up = false;
+        let mut read = |address: u64| {
+            let offset = address.wrapping_sub(copied.sp) as usize;
+            let word = words.get(offset..).and_then(|rest| rest.first_chunk());
+            let Some(word) = word else {
+                // Below the stack pointer lies what the functions that have returned left there.
+                used_up |= address >= copied.sp;
+                return Err(());
+            };
+            let value = u64::from_le_bytes(*word);
+            if has_hidden
+                && let Some((_, was)) = copied.returns.iter().find(|(at, _)| *at == address)
+                && !space.has_code(value.wrapping_sub(1))
+            {
+                return Ok(*was);
+            }
+            Ok(value)
+        };
+        let mut registers = UnwindRegsX86_64::new(copied.ip, copied.sp, copied.bp);
+        let mut next = Some(copied.ip);
+        while let Some(address) = next {
+            let Some(frame) = FrameAddress::from_return_address(address) else {
+                return End::First;
+            };
+            if addresses.len() == FRAMES {
+                return End::Lost;
+            }
+            addresses.push(address.to_ne_bytes());
+            match space
+                .unwinder
+                .unwind_frame(frame, &mut registers, cache, &mut read)
+            {
+                Ok(caller) => next = caller,
+                Err(_) if used_up => return End::Bytes,
+                Err(_) => return End::Lost,
+            }
+        }
+        End::First
+    }
+}
