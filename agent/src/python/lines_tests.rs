@@ -118,13 +118,13 @@ proptest! {
 /// Code objects of the standard library as the interpreter itself sees them: table, first line, and
 /// the line of every instruction.
 const ORACLE: &str = r"
-import sys, types, argparse, asyncio.base_events, tarfile, typing, inspect, subprocess
+import sys, types, argparse, asyncio.base_events, tarfile
 def codes(code):
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             yield from codes(const)
-for module in (argparse, asyncio.base_events, tarfile, typing, inspect, subprocess):
+for module in (argparse, asyncio.base_events, tarfile):
     source = open(module.__file__).read()
     for code in codes(compile(source, module.__file__, 'exec')):
         lines = [None] * (len(code.co_code) // 2)
@@ -156,7 +156,10 @@ fn interpreters_agree_about_their_own_code() {
                 .map(|i| u8::from_str_radix(&table[2 * i..2 * i + 2], 16).unwrap())
                 .collect();
             let first = fields.next().unwrap().parse().unwrap();
-            for (unit, expected) in fields.next().unwrap().split(',').enumerate() {
+            let lines: Vec<&str> = fields.next().unwrap().split(',').collect();
+            // Of the longest, some: each is found by reading the table from its start.
+            let step = (lines.len() / 150).max(1);
+            for (unit, expected) in lines.into_iter().enumerate().step_by(step) {
                 let unit = unit as i32;
                 let instruction = if version == 10 { unit } else { 2 * unit };
                 let found = line(version, &table, first, instruction);
