@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::host::safety::SeccompRule;
 use crate::recorder::Travel;
+use crate::traffic::endpoint::Endpoint;
 
 /// A span of time as people write it: `500ms`, `10s`, `2min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +172,16 @@ impl ToToml for SeccompRule {
     }
 }
 
+impl ToToml for Endpoint {
+    fn to_toml(&self) -> String {
+        let mut fields = vec![format!("url = {}", self.url.to_toml())];
+        fields.extend(self.pid.map(|pid| format!("pid = {pid}")));
+        let process = self.process.as_ref();
+        fields.extend(process.map(|process| format!("process = {}", process.to_toml())));
+        format!("{{ {} }}", fields.join(", "))
+    }
+}
+
 impl<T: ToToml> ToToml for Vec<T> {
     fn to_toml(&self) -> String {
         let items: Vec<_> = self.iter().map(ToToml::to_toml).collect();
@@ -317,6 +328,18 @@ configuration! {
     recorder_before: Span = Span(Duration::from_secs(60)), "VRAMSCOPE_RECORDER_BEFORE";
     /// How much from after it travels.
     recorder_after: Span = Span(Duration::from_secs(10)), "VRAMSCOPE_RECORDER_AFTER";
+    /// Read the load of serving engines (vLLM, SGLang, Triton with TensorRT-LLM, TGI) from their
+    /// metrics pages. False, or the flag --no-traffic: nobody is asked.
+    scrape: bool = true, "VRAMSCOPE_SCRAPE";
+    /// How often each of them is asked, once and over one connection.
+    traffic_interval: Span = Span(Duration::from_secs(15)), "VRAMSCOPE_TRAFFIC_INTERVAL";
+    /// Find the pages by the engines' processes, in their own network namespaces. False: only those in
+    /// `traffic` are read.
+    traffic_discovery: bool = true, "VRAMSCOPE_TRAFFIC_DISCOVERY";
+    /// Metrics pages to read besides those found. In a file as [[traffic]] with url and, to say whose
+    /// load it is, pid or process (a pattern of its command line, where * is any text): the page is
+    /// then read in that process's network namespace. As a flag: addresses with a comma between them.
+    traffic: Vec<Endpoint> = Vec::new(), "VRAMSCOPE_TRAFFIC", value_delimiter;
     /// Folder to read PCI devices' NUMA nodes from.
     sysfs: PathBuf = "/sys".into(), "VRAMSCOPE_SYSFS";
     optional:
@@ -357,6 +380,9 @@ impl Config {
             config.set(from_file);
         }
         config.set(settings);
+        for endpoint in &config.traffic {
+            endpoint.uri().map_err(anyhow::Error::msg)?;
+        }
         if let Some(url) = &config.collector
             && !url.starts_with("http://127.0.0.1:")
             && !url.starts_with("http://localhost:")
@@ -382,6 +408,18 @@ mod tests {
             spool_limit: Bytes(3 << 19),
             spool_reserve: Some(Bytes(0)),
             collector: Some("http://127.0.0.1:7717".into()),
+            traffic: vec![
+                Endpoint {
+                    url: "http://127.0.0.1:8000".into(),
+                    pid: None,
+                    process: Some("*\"vllm\" serve*".into()),
+                },
+                Endpoint {
+                    url: "http://10.0.0.9/metrics".into(),
+                    pid: Some(7),
+                    process: None,
+                },
+            ],
             ..Config::default()
         };
         let folder = tempfile::tempdir().unwrap();
@@ -403,6 +441,13 @@ mod tests {
             ("spool_limit = \"2 bushels\"", "not a number of bytes"),
             ("spool_limit = \"99999999999TiB\"", "not a number of bytes"),
             ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
+            ("[[traffic]]\nurl = \"https://h:1\"", "no TLS"),
+            ("[[traffic]]\nurl = \"h:1\"", "write it as in"),
+            ("[[traffic]]\nport = 8000", "unknown field `port`"),
+            (
+                "[[traffic]]\nurl = \"http://h:1\"\npid = 1\nprocess = \"x\"",
+                "exclude each other",
+            ),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!(

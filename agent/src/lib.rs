@@ -5,8 +5,8 @@
 //! [`ship`]; [`python`] reads the frames of
 //! interpreters; [`host`] answers questions about processes and cards on the way, [`engine`] is the
 //! loop that moves events along, and [`output`] is where a flush becomes durable. Raw framework
-//! events wait in the [`recorder`] until something asks for them. [`serve`] and
-//! [`trace`] are the two ways to run it.
+//! events wait in the [`recorder`] until something asks for them; [`traffic`] asks
+//! serving engines for their load. [`serve`] and [`trace`] are the two ways to run it.
 
 pub mod config;
 pub mod dump;
@@ -25,6 +25,7 @@ pub mod stacks;
 pub mod status;
 pub mod summary;
 pub mod trace;
+pub mod traffic;
 
 /// Maps that every event looks into: a hash of a few nanoseconds, seeded, in place of the standard
 /// library's of twenty.

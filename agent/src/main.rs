@@ -27,6 +27,9 @@ struct Arguments {
     /// Do not hook frameworks' allocators: the same as --framework false.
     #[arg(long, global = true, conflicts_with = "framework")]
     no_framework: bool,
+    /// Ask no serving engine for its load: the same as --scrape false.
+    #[arg(long, global = true, conflicts_with = "scrape")]
+    no_traffic: bool,
     #[command(flatten)]
     settings: Box<Settings>,
     #[command(subcommand)]
@@ -180,6 +183,9 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut settings = *arguments.settings;
     if arguments.no_framework {
         settings.framework = Some(false);
+    }
+    if arguments.no_traffic {
+        settings.scrape = Some(false);
     }
     let config = Config::load(arguments.config.as_deref(), settings)?;
     if arguments.print_config {

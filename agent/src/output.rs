@@ -22,6 +22,7 @@ use crate::spool::rows::{ProcessRow, Rows, StackRow};
 use crate::spool::tables::{Origin, tables_with_rows};
 use crate::stacks::Stacks;
 use crate::status;
+use crate::traffic::Scraper;
 
 /// The engine's state at a flush.
 pub struct Checkpoint<'a> {
@@ -35,6 +36,7 @@ pub struct Checkpoint<'a> {
     pub totals: &'a Totals,
     pub ring_fill: f64,
     pub discovery: &'a Discovery,
+    pub traffic: Option<&'a Scraper>,
 }
 
 /// Takes rows for good, or refuses them all: on an error the caller keeps them and tries again.
@@ -340,7 +342,8 @@ impl Spool {
             Table::StackWindows => self.dropped.add(table, take(&mut rows.stack_windows)),
             Table::DeviceWindows => self.dropped.add(table, take(&mut rows.device_windows)),
             Table::AllocatorSamples => self.dropped.add(table, take(&mut rows.allocator_samples)),
-            Table::AllocEvents | Table::Segments | Table::AgentWindows | Table::Traffic => {}
+            Table::Traffic => self.dropped.add(table, take(&mut rows.traffic)),
+            Table::AllocEvents | Table::Segments | Table::AgentWindows => {}
         }
         Ok(())
     }

@@ -29,6 +29,7 @@ use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
 use crate::spool::room::Room;
 use crate::status::{self, Status};
+use crate::traffic::{self, Scraper};
 
 /// How long the last files may take to reach the collector after a stop.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -92,6 +93,9 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         config.sysfs.clone(),
         config.sample_interval.0,
     )?;
+    let traffic = traffic::Options::configured(&config)
+        .map(|options| Scraper::start(host.clone(), options))
+        .transpose()?;
     let room = Room::new(
         &config.spool,
         config.spool_limit.0,
@@ -147,6 +151,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         channel,
         discovery,
         sampler,
+        traffic,
         output: Box::new(output),
         filter: None,
         observer: None,

@@ -16,6 +16,7 @@ use crate::probes::hooks::Class;
 use crate::recorder::{Report, Travel, view};
 use crate::spool::folder::REJECTED;
 use crate::spool::room::Room;
+use crate::traffic::{self, Scraper};
 
 const FILE: &str = "status.json";
 
@@ -56,6 +57,9 @@ pub struct Status {
     /// The flight recorder.
     #[serde(default)]
     pub recorder: Option<Report>,
+    /// The load of serving engines; `None` if nobody is asked.
+    #[serde(default)]
+    pub traffic: Option<traffic::Report>,
 }
 
 /// Writes the state of this moment.
@@ -101,6 +105,7 @@ pub fn write(
         spool_full: room.is_full(),
         rejected_files: std::fs::read_dir(spool.join(REJECTED)).map_or(0, Iterator::count),
         recorder,
+        traffic: checkpoint.traffic.map(Scraper::report),
     };
     // Whole or not at all, but without an fsync: after a power loss nobody asks for it.
     let (path, temporary) = (spool.join(FILE), spool.join("status.tmp"));
@@ -246,6 +251,43 @@ fn recorder(text: &mut String, report: &Report) {
     );
 }
 
+fn traffic_lines(text: &mut String, report: &traffic::Report) {
+    let _ = writeln!(
+        text,
+        "  traffic        {} rows of {} answers, {} failed",
+        report.rows, report.scrapes, report.failures
+    );
+    if let Some(reason) = &report.stopped {
+        let _ = writeln!(text, "                 STOPPED: {reason}");
+    }
+    for page in &report.pages {
+        let engine = page.engine.as_deref().unwrap_or("no engine yet");
+        let pid = page.pid.map(|pid| format!(", pid {pid}"));
+        let state = match &page.error {
+            Some(error) => format!("{} of {} failed: {error}", page.failures, page.scrapes),
+            None => format!("{} answers", page.scrapes),
+        };
+        let _ = writeln!(
+            text,
+            "                 {} ({engine}{}): {state}",
+            page.url,
+            pid.unwrap_or_default()
+        );
+    }
+    for (count, what) in [
+        (
+            report.dropped_rows,
+            "rows were DROPPED: nobody took them in time",
+        ),
+        (report.bad_lines, "lines of engines' pages made no sense"),
+        (report.left_out, "pages are not asked: too many"),
+    ] {
+        if count > 0 {
+            let _ = writeln!(text, "                 {count} {what}");
+        }
+    }
+}
+
 /// The printed form.
 pub fn text(status: &Status, running: bool) -> String {
     let mut text = String::new();
@@ -309,6 +351,9 @@ pub fn text(status: &Status, running: bool) -> String {
     );
     if let Some(report) = &status.recorder {
         recorder(&mut text, report);
+    }
+    if let Some(report) = &status.traffic {
+        traffic_lines(&mut text, report);
     }
     if status.rejected_files > 0 {
         let _ = writeln!(

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,12 +16,14 @@ use crate::engine::{Engine, Parts, Resumed};
 use crate::host::discovery::{Discovery, Filter, Search};
 use crate::host::gpu::Sampler;
 use crate::host::identity::Host;
+use crate::host::procfs;
 use crate::output::TraceFolder;
 use crate::probes::bpf;
 use crate::probes::channel::Taking;
 use crate::probes::features::Checks;
 use crate::serve;
 use crate::summary::{self, Summary};
+use crate::traffic::{Options, Scraper};
 
 /// Signals that are passed on to the command.
 const PASSED_ON: [i32; 7] = [
@@ -72,6 +74,14 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
         config.sysfs.clone(),
         config.sample_interval.0,
     )?;
+    let traffic = Options::configured(&config)
+        .map(|options| Options {
+            // Other programs are none of our business.
+            below: Some(std::process::id()),
+            ..options
+        })
+        .map(|options| Scraper::start(host.clone(), options))
+        .transpose()?;
     // Few larger files: nobody reads them before the end.
     config.flush_interval = Span(config.flush_interval.0.max(Duration::from_secs(10)));
 
@@ -85,6 +95,7 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
         channel,
         discovery,
         sampler,
+        traffic,
         output: Box::new(output),
         filter: Some(Box::new(Descendants::remembered())),
         observer: Some(Box::new(Arc::clone(&summary))),
@@ -196,16 +207,6 @@ fn library_path() -> Vec<PathBuf> {
         .unwrap_or_default()
 }
 
-/// The parent of a process.
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    stat[stat.rfind(')')? + 1..]
-        .split_ascii_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
-}
-
 /// Which processes descend from this one. A process that is gone before it could be asked is
 /// taken for a descendant: its events would be lost otherwise.
 struct Descendants {
@@ -245,7 +246,7 @@ fn descends_from_us(pid: u32) -> bool {
     let me = std::process::id();
     let mut at = pid;
     loop {
-        match parent(at) {
+        match procfs::parent(at) {
             _ if at == me => return true,
             Some(0 | 1) => return false,
             Some(parent) => at = parent,
@@ -262,7 +263,7 @@ fn still_running() -> usize {
     children
         .split_ascii_whitespace()
         .filter_map(|pid| pid.parse().ok())
-        .filter(|pid| crate::host::procfs::stat(*pid).is_some_and(|stat| stat.state != b'Z'))
+        .filter(|pid| procfs::stat(*pid).is_some_and(|stat| stat.state != b'Z'))
         .count()
 }
 

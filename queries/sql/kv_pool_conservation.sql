@@ -6,7 +6,7 @@
 --   host | - | host name
 --   process_id | - | one process lifetime; NULL when only the endpoint is known
 --   endpoint | - | where the figures were read
---   engine | - | vllm, sglang, triton, tgi
+--   engine | - | vllm, sglang, triton, trtllm, tgi
 --   model | - | model name, as the engine gives it
 --   page_tokens | tokens | tokens in one page
 --   total_pages | pages | pages of the pool

@@ -32,18 +32,23 @@
 --   others_bytes | bytes | what NVML said other processes use; NULL if it does not say
 --   growth_bytes_per_request | bytes | growth of allocated bytes per completed request before the failure; NULL without traffic samples
 --   growth_at_least | bytes | lower end of its 95 % confidence interval
---   class | - | external process, driver refused, fragmentation, leak, capacity, or unknown
+--   class | - | external process, driver refused, fragmentation, leak, burst, capacity, or unknown
 --   reach_bytes | bytes | F + R + S: all that was free in some way
 --   missing_bytes | bytes | T - reach_bytes, not below 0: even one hole of everything free would have been too small by so much
 --   stack_id | - | stack that asked; joins stacks
 --   folded | - | function names, outermost first, joined by ';'
 --   seq | - | seq of the row in alloc_events that reported it
 --   lossy | - | events of the process were lost before; NULL if not known
+--   residence_seconds | s | how long the engine served a request on average in the ten minutes before; NULL without three traffic samples
+--   allocated_before_bytes | bytes | allocated_bytes one residence before the failure (newest point of allocator_timeline, at most two residences old); NULL if not known
+--   waiting_before | requests | requests that waited one residence before the failure
+--   waiting_at_failure | requests | the same by the newest sample before the failure
 -- formulas:
---   classes are decided in this order (oom_class): other processes hold most of the card: external process; F >= T: driver refused; F + R + S >= T: fragmentation; growth_at_least > 0: leak; else capacity. What is NULL decides nothing; where it would have to, the class is unknown
+--   classes are decided in this order (oom_class): other processes hold most of the card: external process; F >= T: driver refused; F + R + S >= T: fragmentation; growth_at_least > 0: leak; allocated bytes rose by missing_bytes or more within one residence while the queue rose: burst; else capacity. What is NULL decides nothing; where it would have to, the class is unknown
 --   one row per failure: a runtime call over a driver call is one, and so are the calls that a framework's report follows in the same thread within 10 seconds
 --   failed calls are those of memory on the card with result 2 (out of memory, of driver and runtime alike); wrong arguments are no shortage
 --   growth is the slope of allocated bytes over requests completed so far, over the hour before the failure, less two standard errors for its lower end; fewer than 10 samples give none
+--   residence_seconds is Little's law: requests being served on average / requests completed a second
 WITH failed_calls AS (
     SELECT
         ts, ts_ns, host, boot_id, agent_id, process_id, pid, tid, gpu_uuid, device, source, layer, api,
@@ -210,6 +215,55 @@ growth AS (
     WHERE l.allocated_bytes IS NOT NULL AND l.completed IS NOT NULL
     GROUP BY f.host, f.agent_id, f.process_id, f.seq
 ),
+-- What a process's engines say together; one sample names each engine and model once.
+engines AS (
+    SELECT
+        process_id, ts_ns,
+        CASE WHEN count(running) = count(*) THEN sum(running) END AS running,
+        CASE WHEN count(waiting) = count(*) THEN sum(waiting) END AS waiting,
+        CASE WHEN count(completed_total) = count(*) THEN sum(completed_total) END AS completed
+    FROM traffic
+    WHERE process_id IS NOT NULL
+    GROUP BY process_id, ts_ns
+),
+paces AS (
+    SELECT
+        f.host, f.agent_id, f.process_id, f.seq, f.device, f.ts_ns,
+        avg(e.running) * ((max(e.ts_ns) - min(e.ts_ns)) / 1e9)
+            / nullif(CAST(max(e.completed) - min(e.completed) AS DOUBLE), 0) AS residence_seconds
+    FROM failures AS f
+    JOIN engines AS e
+      ON e.process_id = f.process_id AND e.ts_ns <= f.ts_ns AND e.ts_ns > f.ts_ns - 600000000000
+    WHERE e.running IS NOT NULL AND e.completed IS NOT NULL
+    GROUP BY f.host, f.agent_id, f.process_id, f.seq, f.device, f.ts_ns
+    HAVING count(*) >= 3
+),
+residences AS (
+    SELECT *, CAST(residence_seconds * 1e9 AS BIGINT) AS residence_ns
+    FROM paces
+    WHERE residence_seconds > 0
+),
+queues AS (
+    SELECT
+        r.host, r.agent_id, r.process_id, r.seq,
+        last_value(e.waiting ORDER BY e.ts_ns) FILTER (WHERE e.ts_ns <= r.ts_ns - r.residence_ns) AS waiting_before,
+        last_value(e.waiting ORDER BY e.ts_ns) AS waiting_at_failure
+    FROM residences AS r
+    JOIN engines AS e
+      ON e.process_id = r.process_id AND e.ts_ns <= r.ts_ns AND e.ts_ns > r.ts_ns - 600000000000
+    GROUP BY r.host, r.agent_id, r.process_id, r.seq
+),
+levels AS (
+    SELECT
+        r.host, r.agent_id, r.process_id, r.seq,
+        last_value(t.allocated_bytes ORDER BY t.ts_ns, coalesce(t.seq, 0)) AS allocated_before_bytes
+    FROM residences AS r
+    JOIN allocator_timeline AS t
+      ON t.process_id = r.process_id AND (t.device IS NOT DISTINCT FROM r.device)
+        AND t.ts_ns <= r.ts_ns - r.residence_ns AND t.ts_ns > r.ts_ns - 2 * r.residence_ns
+    WHERE t.allocated_bytes IS NOT NULL
+    GROUP BY r.host, r.agent_id, r.process_id, r.seq
+),
 stack_names AS (
     SELECT stack_id, min(folded) AS folded FROM stacks GROUP BY stack_id
 ),
@@ -239,7 +293,7 @@ evidence AS (
         CASE WHEN g.points >= 10 THEN g.slope END AS slope,
         -- The slope's standard error, by its share of explained variance.
         CASE WHEN g.points >= 10 AND g.r2 > 0 THEN g.slope - 2 * abs(g.slope) * sqrt((1 / g.r2 - 1) / (g.points - 2)) END AS slope_at_least,
-        n.folded, s.lossy
+        n.folded, s.lossy, r.residence_seconds, l.allocated_before_bytes, q.waiting_before, q.waiting_at_failure
     FROM failures AS f
     LEFT JOIN current_processes AS p ON p.process_id = f.process_id
     LEFT JOIN sampled AS s
@@ -251,6 +305,12 @@ evidence AS (
       ON h.host = f.host AND h.agent_id = f.agent_id AND h.process_id = f.process_id AND h.seq = f.seq
     LEFT JOIN growth AS g
       ON g.host = f.host AND g.agent_id = f.agent_id AND g.process_id = f.process_id AND g.seq = f.seq
+    LEFT JOIN residences AS r
+      ON r.host = f.host AND r.agent_id = f.agent_id AND r.process_id = f.process_id AND r.seq = f.seq
+    LEFT JOIN queues AS q
+      ON q.host = f.host AND q.agent_id = f.agent_id AND q.process_id = f.process_id AND q.seq = f.seq
+    LEFT JOIN levels AS l
+      ON l.host = f.host AND l.agent_id = f.agent_id AND l.process_id = f.process_id AND l.seq = f.seq
     LEFT JOIN stack_names AS n ON n.stack_id = f.stack_id
 ),
 weighed AS (
@@ -273,12 +333,15 @@ SELECT
     reserved_bytes, allocated_bytes, stranded_bytes, releasable_bytes, allocator_basis,
     card_bytes, process_bytes, others_bytes,
     slope AS growth_bytes_per_request, slope_at_least AS growth_at_least,
-    oom_class(tried_bytes, free_bytes, stranded_bytes, releasable_bytes, card_bytes, process_bytes, others_bytes, slope_at_least) AS class,
+    oom_class(
+        tried_bytes, free_bytes, stranded_bytes, releasable_bytes, card_bytes, process_bytes, others_bytes, slope_at_least,
+        allocated_before_bytes, allocated_bytes, waiting_before, waiting_at_failure
+    ) AS class,
     free_bytes + releasable_bytes + stranded_bytes AS reach_bytes,
     -- greatest() passes over NULL, and an unknown number is not 0.
     CASE
         WHEN free_bytes + releasable_bytes + stranded_bytes IS NOT NULL
             THEN greatest(tried_bytes - free_bytes - releasable_bytes - stranded_bytes, 0)
     END AS missing_bytes,
-    stack_id, folded, seq, lossy
+    stack_id, folded, seq, lossy, residence_seconds, allocated_before_bytes, waiting_before, waiting_at_failure
 FROM weighed

@@ -21,6 +21,7 @@ use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::SendableRecordBatchStream;
+use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
@@ -134,8 +135,16 @@ pub async fn plan_statement(
     session: &SessionContext,
     statement: Statement,
 ) -> Result<LogicalPlan, Error> {
+    plan_in(&session.state(), statement).await
+}
+
+/// As [`plan_statement`], over the tables of a state.
+pub(crate) async fn plan_in(
+    state: &SessionState,
+    statement: Statement,
+) -> Result<LogicalPlan, Error> {
     refuse_by_syntax(&statement)?;
-    let plan = session.state().statement_to_plan(statement).await?;
+    let plan = state.statement_to_plan(statement).await?;
     check_read_only(&plan)?;
     Ok(plan)
 }

@@ -15,12 +15,9 @@
 //! `parameters` is `none` for every view: they are narrowed by WHERE. A header that does not
 //! parse, and a header whose columns are not the view's, fail the tests.
 
-use std::sync::Arc;
+mod lazy;
 
-use datafusion::datasource::ViewTable;
-use datafusion::prelude::SessionContext;
-
-use crate::{Error, session};
+pub use lazy::register;
 
 /// A view as it lies in `sql/`.
 #[derive(Debug, Clone, Copy)]
@@ -161,18 +158,4 @@ fn parse_column(entry: &str) -> Option<ColumnDoc> {
     };
     let filled = !column.name.is_empty() && !column.unit.is_empty() && !column.meaning.is_empty();
     filled.then_some(column)
-}
-
-/// Registers every view in a session that holds all tables of the data model (a missing table
-/// can be registered empty, see [`crate::trace::empty`]). Views are planned now, over the
-/// providers registered now: a session whose tables are replaced needs its views registered
-/// again.
-pub async fn register(session: &SessionContext) -> Result<(), Error> {
-    for view in ALL {
-        let plan = session::plan(session, view.sql).await?;
-        let provider = ViewTable::new(plan, Some(view.sql.to_string()));
-        session.deregister_table(view.name)?;
-        session.register_table(view.name, Arc::new(provider))?;
-    }
-    Ok(())
 }

@@ -12,6 +12,7 @@ use vramscope_agent::host::usdt;
 use vramscope_agent::probes::record;
 use vramscope_agent::probes::{operands, places};
 use vramscope_agent::spool::journal;
+use vramscope_agent::traffic::{engines, exposition};
 use vramscope_wire::{Table, parquet_file};
 
 /// Symbols of a library.
@@ -104,4 +105,31 @@ pub fn journal(bytes: &[u8]) {
 pub fn config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let _ = toml::from_str::<Settings>(&text);
+}
+
+/// A metrics page of a serving engine.
+pub fn metrics(bytes: &[u8]) {
+    let page = exposition::Page::read(bytes, engines::is_wanted);
+    for sample in &page.samples {
+        assert!(engines::is_wanted(sample.name));
+        assert!(sample.labels.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+    for load in engines::read(&page) {
+        let counts = [
+            load.running,
+            load.waiting,
+            load.completed_total,
+            load.kv_page_tokens,
+            load.kv_total_pages,
+            load.kv_used_pages,
+            load.kv_cached_pages,
+            load.kv_free_pages,
+            load.swapped_bytes,
+        ];
+        assert!(counts.into_iter().flatten().all(|count| count >= 0));
+        assert!(
+            load.kv_usage_ratio
+                .is_none_or(|ratio| (0.0..=1.0).contains(&ratio))
+        );
+    }
 }

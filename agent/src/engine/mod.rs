@@ -34,6 +34,7 @@ use crate::python::walks;
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::{Stacks, Taken};
+use crate::traffic::Scraper;
 use window::Window;
 pub use window::{Counts, Losses};
 
@@ -74,6 +75,7 @@ pub struct Engine {
     channel: Channel,
     discovery: Discovery,
     sampler: Sampler,
+    traffic: Option<Scraper>,
     cards: Vec<Card>,
     /// The card that a process means by a device, as found before.
     card_of: CardCache,
@@ -122,6 +124,8 @@ pub struct Parts {
     pub channel: Channel,
     pub discovery: Discovery,
     pub sampler: Sampler,
+    /// `None`: no serving engine is asked.
+    pub traffic: Option<Scraper>,
     pub output: Box<dyn Output>,
     pub filter: Option<Box<dyn Filter>>,
     pub observer: Option<Box<dyn Observer>>,
@@ -135,6 +139,7 @@ impl Engine {
             mut channel,
             discovery,
             sampler,
+            traffic,
             output,
             filter,
             observer,
@@ -187,6 +192,7 @@ impl Engine {
             channel,
             discovery,
             sampler,
+            traffic,
             orderer,
             applied_ns: clock::monotonic_ns(),
             emptied_ns: None,
@@ -207,6 +213,9 @@ impl Engine {
         let taken = self.drain();
         let samples = self.sampler.take();
         self.take_samples(samples);
+        if let Some(traffic) = &self.traffic {
+            self.rows.traffic.extend(traffic.take());
+        }
         if self.last_sweep.elapsed() >= SWEEP {
             self.last_sweep = Instant::now();
             self.sweep();
@@ -214,6 +223,7 @@ impl Engine {
         if self.last_report.elapsed() >= REPORT {
             self.last_report = Instant::now();
             self.report_mapped();
+            self.tell_traffic();
         }
         // Nobody knows how many calls are missed while the probes are out.
         self.window.counts.switched_off |= self.discovery.known().off().is_some();
@@ -227,6 +237,14 @@ impl Engine {
         }
         if taken == 0 {
             self.channel.ring.wait(IDLE);
+        }
+    }
+
+    /// Whose load is of interest.
+    fn tell_traffic(&self) {
+        if let Some(traffic) = &self.traffic {
+            let pids = self.ledger.processes().map(|process| process.pid);
+            traffic.tell(pids, self.discovery.known().off().is_some());
         }
     }
 
@@ -565,6 +583,7 @@ impl Engine {
             totals: &self.totals,
             ring_fill: self.channel.ring.fill(),
             discovery: &self.discovery,
+            traffic: self.traffic.as_ref(),
         };
         let result = if idle {
             self.output.idle(&checkpoint);

@@ -28,6 +28,13 @@ fn parse_stat(line: &str) -> Option<Stat> {
     Some(Stat { state, start_ticks })
 }
 
+/// The parent of a process.
+pub fn parent(pid: u32) -> Option<u32> {
+    let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = &line[line.rfind(')')? + 1..];
+    fields.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// True if no thread of the process lives any more: it is gone, or its leader is a zombie and
 /// the only task.
 pub fn is_gone(pid: u32, start_ticks: u64) -> bool {
@@ -61,16 +68,23 @@ pub fn exe(pid: u32) -> Option<String> {
 const COMMAND_BYTES: usize = 4096;
 
 pub fn command(pid: u32) -> Option<String> {
-    let mut bytes = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    Some(words(pid).join(" ")).filter(|command| !command.is_empty())
+}
+
+/// The words of the command line; none if the process is gone, or a thread of the kernel.
+pub fn words(pid: u32) -> Vec<String> {
+    let mut bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     bytes.truncate(COMMAND_BYTES);
     while bytes.last() == Some(&0) {
         bytes.pop();
     }
-    let words: Vec<_> = bytes
-        .split(|b| *b == 0)
-        .map(String::from_utf8_lossy)
-        .collect();
-    Some(words.join(" ")).filter(|command| !command.is_empty())
+    if bytes.is_empty() {
+        return Vec::new();
+    }
+    let words = bytes.split(|b| *b == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
 }
 
 /// Variables of the environment the process was started with.

@@ -239,6 +239,16 @@ pub struct BlockRow {
     pub alloc_seq: Option<i64>,
 }
 
+/// A row of `traffic`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TrafficRow {
+    pub ts_ns: i64,
+    pub process_id: Option<i64>,
+    pub pid: Option<u32>,
+    pub endpoint: String,
+    pub load: crate::traffic::engines::Load,
+}
+
 /// Room for rows of `alloc_events` that is kept from flush to flush.
 const KEPT: usize = 65_536;
 
@@ -257,6 +267,7 @@ pub struct Rows {
     pub device_windows: Vec<DeviceWindowRow>,
     pub allocator_samples: Vec<AllocatorSampleRow>,
     pub segments: Vec<SegmentRow>,
+    pub traffic: Vec<TrafficRow>,
 }
 
 impl Rows {
@@ -288,5 +299,6 @@ impl Rows {
             && self.device_windows.is_empty()
             && self.allocator_samples.is_empty()
             && self.segments.is_empty()
+            && self.traffic.is_empty()
     }
 }

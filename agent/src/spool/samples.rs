@@ -173,6 +173,18 @@ pub fn one_of_each() -> Rows {
             allocated_ts_ns: Some(1),
             blocks: vec![block(0, "active_allocated"), block(512, "inactive")],
         }],
+        traffic: vec![TrafficRow {
+            ts_ns: 1,
+            process_id: None,
+            pid: None,
+            endpoint: "http://127.0.0.1:8000/metrics".into(),
+            load: crate::traffic::engines::Load {
+                engine: "vllm",
+                running: Some(3),
+                kv_usage_ratio: Some(0.5),
+                ..Default::default()
+            },
+        }],
     }
 }
 

@@ -173,6 +173,11 @@ fn seeds_are_valid() {
     let probes = usdt::probes(elf.as_slice()).unwrap();
     assert_eq!((probes.len(), probes[0].offset), (1, 0x200));
     assert_eq!(probes[0].semaphore, Some(0x300));
+    for page in seeds::metrics() {
+        let page = vramscope_agent::traffic::exposition::Page::read(&page, |_| true);
+        assert_eq!(page.bad_lines, 0);
+        assert!(!vramscope_agent::traffic::engines::read(&page).is_empty());
+    }
     for record in seeds::records() {
         vramscope_agent::probes::record::decode(&record).unwrap();
     }
@@ -277,4 +282,9 @@ fn journal() {
 #[test]
 fn config() {
     run(&seeds::configs(), as_it_is, targets::config);
+}
+
+#[test]
+fn metrics() {
+    run(&seeds::metrics(), as_it_is, targets::metrics);
 }

@@ -206,3 +206,23 @@ pub fn configs() -> Vec<Vec<u8>> {
         b"window = \"5min\"\nlibraries = [\"/a\"]\nspool_limit = \"1GiB\"\n".to_vec(),
     ]
 }
+
+/// Metrics pages of serving engines, a little of each.
+pub fn metrics() -> Vec<Vec<u8>> {
+    let pages = [
+        "# TYPE vllm:num_requests_running gauge\n\
+         vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3\n\
+         vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.25\n\
+         vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"m\"} 0.5\n\
+         vllm:cpu_cache_usage_perc{model_name=\"m\"} 0.5\n\
+         vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"301\",swap_space_bytes=\"4294967296\"} 1\n",
+        "sglang:num_running_reqs{dp_rank=\"0\",model_name=\"a \\\"b\\\"\",priority=\"\",tp_rank=\"0\"} 3 1700000000000\n\
+         sglang:max_total_num_tokens{dp_rank=\"0\",tp_rank=\"0\"} 8000\n\
+         sglang:page_size 16\nsglang:kv_used_tokens 160\nsglang:token_usage 0.02\n",
+        "nv_trt_llm_request_metrics{model=\"m\",request_type=\"active\",version=\"1\"} 7\n\
+         nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"max\",model=\"m\",version=\"1\"} 6240\n\
+         trtllm_kv_cache_max_blocks{model_name=\"m\"} 200\n\
+         tgi_batch_current_size 6\ntgi_queue_size NaN\ntgi_request_success +Inf\n# EOF\n",
+    ];
+    pages.map(|page| page.as_bytes().to_vec()).into()
+}

@@ -2,10 +2,12 @@
 //!
 //! These tests load BPF programs: without root they say so and pass without testing.
 
+mod chains;
 mod clock;
 mod containers;
 mod daemon;
 mod discovery;
+mod engine;
 mod framework;
 mod kernel;
 mod losses;
@@ -18,4 +20,5 @@ mod ship;
 mod spans;
 mod standins;
 mod trace;
+mod traffic;
 mod vendor;

@@ -213,7 +213,7 @@ fn set_filter() {
 
 #[test]
 #[ignore = "the program that other tests run"]
-fn run_as_told() {
+pub fn run_as_told() {
     let mut malloc: Option<Call2> = None;
     let mut free: Option<Call1> = None;
     let mut pids = Vec::new();

@@ -200,9 +200,8 @@ async fn views(name: Option<String>) -> anyhow::Result<(String, u8)> {
     let Some(name) = name else {
         return Ok((catalog.list(), 0));
     };
-    catalog
-        .describe(&name)
-        .map(|text| (text, 0))
+    let text = catalog.describe(&name).await?;
+    text.map(|text| (text, 0))
         .with_context(|| {
             format!("no view, table or function named {name:?}; `vramscope views` lists them")
         })

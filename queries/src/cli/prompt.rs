@@ -86,7 +86,7 @@ async fn converse(door: &mut Door, limits: Limits, format: Format) -> anyhow::Re
                 }
                 editor.add_history_entry(line.as_str())?;
                 if let Some(command) = line.trim().strip_prefix('\\') {
-                    if !meta_command(&catalog, command) {
+                    if !meta_command(&catalog, command).await {
                         break;
                     }
                     continue;
@@ -107,15 +107,16 @@ async fn converse(door: &mut Door, limits: Limits, format: Format) -> anyhow::Re
 }
 
 /// Runs a backslash command; false means leave.
-fn meta_command(catalog: &Catalog, command: &str) -> bool {
+async fn meta_command(catalog: &Catalog, command: &str) -> bool {
     let mut words = command.trim_end_matches(';').split_whitespace();
     match (words.next(), words.next()) {
         (Some("q"), _) => return false,
         (Some("?" | "h" | "help"), _) => print!("{HELP}"),
         (Some("d" | "dt" | "dv"), None) => print!("{}", catalog.list()),
-        (Some("d"), Some(name)) => match catalog.describe(name) {
-            Some(text) => print!("{text}"),
-            None => eprintln!("error: no view or table named {name:?}; \\d lists them"),
+        (Some("d"), Some(name)) => match catalog.describe(name).await {
+            Ok(Some(text)) => print!("{text}"),
+            Ok(None) => eprintln!("error: no view or table named {name:?}; \\d lists them"),
+            Err(error) => eprintln!("error: {error}"),
         },
         _ => eprintln!("error: unknown command \\{command}; \\? lists them"),
     }

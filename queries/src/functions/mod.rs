@@ -56,10 +56,10 @@ pub const ALL: &[Function] = &[
     },
     Function {
         name: "oom_class",
-        call: "oom_class(tried, driver_free, stranded, releasable, card_total, process_used, others_used, growth_at_least)",
+        call: "oom_class(tried, driver_free, stranded, releasable, card_total, process_used, others_used, growth_at_least[, live_before, live_at_failure, queue_before, queue_at_failure])",
         returns: "VARCHAR",
         aggregate: false,
-        meaning: "why an allocation failed: external process, driver refused, fragmentation, leak, capacity, or unknown where a number is missing that decides. Bytes; growth_at_least in bytes per request, NULL if not measured; others_used may be NULL where it follows from the rest",
+        meaning: "why an allocation failed: external process, driver refused, fragmentation, leak, burst, capacity, or unknown where a number is missing that decides. Bytes; growth_at_least in bytes per request, NULL if not measured; others_used may be NULL where it follows from the rest; the last four tell what happened within one request's residence, NULL or left out if not known",
         example: "SELECT oom_class(2104533976, 1159641170, 1964947538, 0, NULL, NULL, NULL, NULL)",
     },
     Function {

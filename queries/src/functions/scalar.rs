@@ -11,7 +11,7 @@ use datafusion::logical_expr::{
     Volatility,
 };
 use vramscope_model::kv::kv_page_waste;
-use vramscope_model::oom::{Growth, OomFacts};
+use vramscope_model::oom::{Growth, OomFacts, Residence};
 use vramscope_model::rules;
 use vramscope_model::settings::Settings;
 
@@ -62,6 +62,7 @@ pub(super) fn all() -> Vec<ScalarUDF> {
     use DataType::{Float64, Int64, Utf8};
     let exact = |types: &[DataType]| TypeSignature::Exact(types.to_vec());
     let oom = [vec![Int64; 7], vec![Float64]].concat();
+    let oom_in_traffic = [oom.clone(), vec![Int64; 4]].concat();
     let functions = [
         Scalar {
             name: "kv_page_waste",
@@ -80,7 +81,10 @@ pub(super) fn all() -> Vec<ScalarUDF> {
         },
         Scalar {
             name: "oom_class",
-            signature: Signature::new(TypeSignature::Exact(oom), Volatility::Immutable),
+            signature: Signature::one_of(
+                vec![exact(&oom), exact(&oom_in_traffic)],
+                Volatility::Immutable,
+            ),
             returns: Utf8,
             body: oom_class,
         },
@@ -130,6 +134,19 @@ fn oom_class(arguments: &[ArrayRef]) -> Result<ArrayRef> {
         let column = arguments[index].as_primitive::<Int64Type>();
         size((!column.is_null(row)).then(|| column.value(row)))
     };
+    let residence = |row: usize| {
+        // The last four arguments are optional.
+        let [before, at_failure, queue_before, queue_at_failure] =
+            [8, 9, 10, 11].map(|index| (index < arguments.len()).then(|| bytes(index, row))?);
+        Some(Residence {
+            live_bytes_before: before?,
+            live_bytes_at_failure: at_failure?,
+            queue_before,
+            queue_at_failure,
+            prefill_before: None,
+            prefill_at_failure: None,
+        })
+    };
     let class = |row: usize, at_least: Option<f64>| {
         let facts = OomFacts {
             tried: bytes(0, row)?,
@@ -143,7 +160,7 @@ fn oom_class(arguments: &[ArrayRef]) -> Result<ArrayRef> {
                 bytes_per_request: at_least,
                 at_least,
             }),
-            residence: None,
+            residence: residence(row),
         };
         Some(facts.classify().class.name())
     };

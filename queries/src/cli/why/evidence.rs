@@ -1,6 +1,6 @@
 //! The class of a failure in words, with the comparisons that led to it and what held the memory.
 
-use vramscope_model::oom::{Evidence, Growth, OomClass, OomFacts};
+use vramscope_model::oom::{Evidence, Growth, OomClass, OomFacts, Residence};
 use vramscope_queries::session::Limits;
 
 use super::{Failure, tail};
@@ -36,7 +36,7 @@ pub async fn tell(door: &mut Door, limits: Limits, failure: &Failure) -> anyhow:
             bytes_per_request,
             at_least,
         }),
-        residence: None,
+        residence: residence(failure),
     };
     let verdict = facts.classify();
     let mut evidence: Vec<String> = verdict.evidence.iter().map(words).collect();
@@ -60,6 +60,19 @@ pub async fn tell(door: &mut Door, limits: Limits, failure: &Failure) -> anyhow:
         with_growth: verdict.with_growth,
         holders_title,
         holders,
+    })
+}
+
+/// What happened within one request's residence, where the engine's load is known.
+fn residence(failure: &Failure) -> Option<Residence> {
+    Some(Residence {
+        live_bytes_before: failure.allocated_before?,
+        live_bytes_at_failure: failure.allocated?,
+        queue_before: failure.waiting_before,
+        queue_at_failure: failure.waiting_at_failure,
+        // No engine tells the prompt tokens that it has in work.
+        prefill_before: None,
+        prefill_at_failure: None,
     })
 }
 

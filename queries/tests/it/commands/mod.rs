@@ -1,6 +1,7 @@
 //! `vramscope map` and `vramscope why` from outside, on the seeded data ([`crate::seed`]) and on
 //! snapshots of real programs.
 
+mod burst;
 mod map;
 mod real;
 mod why;
