@@ -20,6 +20,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray},
 };
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use vramscope_ebpf_abi::Loss;
 use vramscope_ebpf_abi::python::{
     CALL_PYTHON, CALL_PYTHON_LOST, Code, CodeRecord, ENTRY_FLAG, ENTRY_SHIM, FILE_BYTES,
     FRAME_ENTRY, FRAME_SHIM, FRAMES, Frame, Interpreter, KIND_PYTHON, KIND_PYTHON_CODE, Lost,
@@ -80,6 +81,9 @@ static PYTHON_LOST: PerCpuArray<u64> = PerCpuArray::with_max_entries(Lost::COUNT
 
 #[inline(always)]
 fn lose(cause: Lost) {
+    if !matches!(cause, Lost::CodeRingFull) {
+        crate::lose(Loss::PythonNotRead);
+    }
     if let Some(count) = PYTHON_LOST.get_ptr_mut(cause as u32) {
         // SAFETY: the pointer is this CPU's slot; two programs on one CPU may interleave.
         unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(count, 1) };

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
 use vramscope_ebpf_abi::Loss;
+use vramscope_ebpf_abi::python::Lost;
 
 use crate::Map;
 use crate::config::Config;
@@ -103,6 +104,19 @@ pub struct Engine {
     last_sweep: Instant,
     last_report: Instant,
     flush_failed: bool,
+}
+
+/// Python frames that were not read or sent since the probes were made, by cause.
+fn python_lost(channel: &Channel) -> BTreeMap<String, u64> {
+    let counts = channel.python_lost().unwrap_or_else(|error| {
+        error!("failed to read the counters of Python frames: {error:#}");
+        Default::default()
+    });
+    let named = Lost::ALL.iter().zip(counts);
+    named
+        .filter(|(_, count)| *count > 0)
+        .map(|(cause, count)| (cause.name().to_string(), count))
+        .collect()
 }
 
 /// What an earlier run left.
@@ -577,6 +591,7 @@ impl Engine {
             ring_position: position,
             waiting,
             lost_reported: &self.lost_reported,
+            python_lost: python_lost(&self.channel),
             window: &self.window.counts,
             ledger: &mut self.ledger,
             stacks: &self.stacks,

@@ -88,6 +88,7 @@ pub fn is_loss(cause: &str) -> bool {
     cause != RECORDER_OVERWRITTEN
         && cause != RECORDER_OFF
         && cause != Loss::StackNotCopied.name()
+        && cause != Loss::PythonNotRead.name()
 }
 
 /// True for a cause that counts calls, which `agent_windows.lost` sums up.

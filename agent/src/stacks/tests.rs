@@ -67,7 +67,7 @@ fn probe() {
     let copied = Copied { ip, sp, bp, returns: Default::default(), bytes: &bytes };
     let taken = Taken { copied: Some(copied), ..Taken::default() };
     let pid = std::process::id();
-    let stack = stacks.resolve(pid, "api", &taken, Vec::new);
+    let stack = stacks.resolve(pid, "api", &taken, Vec::new, || None);
     let p = stacks.processes.get_mut(&pid).unwrap();
     let end = stacks.unwinding.unwind(&p.space, &copied);
     println!("{stack:?} {end:?} {:x?}", expected);

@@ -102,7 +102,7 @@ pub(super) fn alloc_events() -> Vec<Column> {
         optional(
             "stack_quality",
             Utf8,
-            "frame_pointer, truncated, unresolved, or none",
+            "how much of the stack is known: full, frame_pointer, truncated, unresolved or none; +python behind it where Python frames are in it, -python where there are some that could not be read",
         ),
         required(
             "counted",
