@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use crate::host::safety::SeccompRule;
 use crate::recorder::Travel;
+use crate::stacks::symbols::{self, debuginfod};
 use crate::traffic::endpoint::Endpoint;
 
 /// A span of time as people write it: `500ms`, `10s`, `2min`.
@@ -269,8 +270,10 @@ configuration! {
     /// without frame pointers are found: 4KiB, 8KiB, 16KiB, 32KiB or 64KiB; 0B: none, stacks are
     /// walked by frame pointers alone. See docs/stacks.md.
     stack_bytes: Bytes = Bytes(16 << 10), "VRAMSCOPE_STACK_BYTES";
-    /// Of the many events of a framework's allocator, how many in a second of each thread have
-    /// their stack copied like that; the others go by frame pointers.
+    /// How many stacks of such calls are copied in a second of each thread; those of the calls beyond
+    /// are walked by frame pointers.
+    call_stacks: usize = 20_000, "VRAMSCOPE_CALL_STACKS";
+    /// The same for the many events of a framework's allocator.
     framework_stacks: usize = 100, "VRAMSCOPE_FRAMEWORK_STACKS";
     /// Bytes of the kernel's ring for copied stacks, a power of two from 4096 on. A stack that finds
     /// it full is walked by frame pointers instead (counted as stack_not_copied; no event is lost).
@@ -313,8 +316,21 @@ configuration! {
     /// Libraries that a process with a seccomp filter maps: auto hooks them unless a trial at the
     /// start shows that this kernel kills such processes; hook, refuse.
     seccomp_processes: SeccompRule = SeccompRule::Auto, "VRAMSCOPE_SECCOMP_PROCESSES";
-    /// Read debug information for files and lines; takes seconds for large libraries.
+    /// Read debug information (DWARF), for inlined functions, files and lines. On a thread of its own:
+    /// large libraries take seconds, and memory.
     debug_symbols: bool = false, "VRAMSCOPE_DEBUG_SYMBOLS";
+    /// Folders with separate debug files of stripped code. As a flag: a comma between them.
+    debug_folders: Vec<PathBuf> = vec!["/usr/lib/debug".into()], "VRAMSCOPE_DEBUG_FOLDERS", value_delimiter;
+    /// Servers that are asked for debug files by build id, as in http://debuginfod.example:8002; none
+    /// unless named here, whatever DEBUGINFOD_URLS says. As a flag: a comma between them.
+    debuginfod_urls: Vec<String> = Vec::new(), "VRAMSCOPE_DEBUGINFOD_URLS", value_delimiter;
+    /// Folder for what they gave.
+    debuginfod_cache: PathBuf = "/var/cache/vramscope/debuginfod".into(), "VRAMSCOPE_DEBUGINFOD_CACHE";
+    /// What that folder may take on the disk; the least recently used files make room. A file of more
+    /// than half of it is not taken.
+    debuginfod_cache_bytes: Bytes = Bytes(4 << 30), "VRAMSCOPE_DEBUGINFOD_CACHE_BYTES";
+    /// How long one download may take. The stack waits for it, and nothing else does.
+    debuginfod_deadline: Span = Span(Duration::from_secs(60)), "VRAMSCOPE_DEBUGINFOD_DEADLINE";
     /// What becomes of raw events of frameworks (their roll-ups always travel): triggered: they are
     /// recorded on this host, and spans of them travel at an OOM, a failed allocation, or when the
     /// collector asks; always: they travel as all others do; never: they are recorded and stay.
@@ -369,6 +385,21 @@ fn write_key(text: &mut String, doc: &[&str], name: &str, env: &str, value: Opti
 }
 
 impl Config {
+    /// Where functions' names come from.
+    pub fn names(&self) -> symbols::Options {
+        let debuginfod = (!self.debuginfod_urls.is_empty()).then(|| debuginfod::Options {
+            urls: self.debuginfod_urls.clone(),
+            cache: self.debuginfod_cache.clone(),
+            cache_bytes: self.debuginfod_cache_bytes.0,
+            deadline: self.debuginfod_deadline.0,
+        });
+        symbols::Options {
+            debug_symbols: self.debug_symbols,
+            folders: self.debug_folders.clone(),
+            debuginfod,
+        }
+    }
+
     /// Defaults, then the file, then flags and environment.
     pub fn load(file: Option<&Path>, settings: Settings) -> anyhow::Result<Self> {
         let mut config = Self::default();
@@ -382,6 +413,9 @@ impl Config {
         config.set(settings);
         for endpoint in &config.traffic {
             endpoint.uri().map_err(anyhow::Error::msg)?;
+        }
+        for url in &config.debuginfod_urls {
+            debuginfod::check(url).map_err(anyhow::Error::msg)?;
         }
         if let Some(url) = &config.collector
             && !url.starts_with("http://127.0.0.1:")
@@ -441,6 +475,8 @@ mod tests {
             ("spool_limit = \"2 bushels\"", "not a number of bytes"),
             ("spool_limit = \"99999999999TiB\"", "not a number of bytes"),
             ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
+            ("debuginfod_urls = [\"https://h\"]", "speaks no TLS"),
+            ("debuginfod_urls = [\"debug.example\"]", "write it as in"),
             ("[[traffic]]\nurl = \"https://h:1\"", "no TLS"),
             ("[[traffic]]\nurl = \"h:1\"", "write it as in"),
             ("[[traffic]]\nport = 8000", "unknown field `port`"),

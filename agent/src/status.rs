@@ -33,6 +33,10 @@ pub struct Status {
     pub events: u64,
     /// Calls lost since this agent started, by cause.
     pub lost: BTreeMap<String, u64>,
+    /// Stacks that were to be copied since this agent started and were not: they go by frame
+    /// pointers.
+    #[serde(default)]
+    pub stacks_not_copied: u64,
     /// Processes in the books.
     pub processes: usize,
     pub live_bytes: u64,
@@ -94,6 +98,7 @@ pub fn write(
             .iter()
             .map(|(cause, count)| ((*cause).to_string(), *count))
             .collect(),
+        stacks_not_copied: checkpoint.totals.stacks_not_copied,
         processes: checkpoint.ledger.processes().count(),
         live_bytes,
         live_blocks,

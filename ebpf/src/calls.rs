@@ -16,7 +16,7 @@ use vramscope_ebpf_abi::{
     MAX_DEPTH, NO_ARG, STACK_FRAMES,
 };
 
-use crate::copy::{copy_stack, copies_stacks};
+use crate::copy::{Of, copy_stack, may_copy};
 use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{InFlight, THREADS, Thread, lose, next_seq, send, thread};
@@ -301,8 +301,8 @@ fn left(ctx: &RetProbeContext, python: bool) -> u32 {
                 flags |= walk(pid_tgid, top.enter_ns, false);
             }
             (*call).kind = KIND_CALL_STACK;
-            let is_copied =
-                copies_stacks() && copy_stack(thread, seq, regs.rip, regs.rsp, regs.rbp) != 0;
+            let is_copied = may_copy(thread, Of::Call, top.enter_ns)
+                && copy_stack(thread, seq, regs.rip, regs.rsp, regs.rbp) != 0;
             let frames = if is_copied {
                 flags |= FLAG_STACK_COPIED;
                 thread.record.stack[0] = regs.rip;

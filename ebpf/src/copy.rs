@@ -9,7 +9,10 @@
 
 use aya_ebpf::helpers::{
     bpf_get_current_pid_tgid, bpf_probe_read_user,
-    generated::{bpf_probe_read_user as read_user, bpf_ringbuf_discard, bpf_ringbuf_reserve, bpf_ringbuf_submit},
+    generated::{
+        bpf_probe_read_user as read_user, bpf_ringbuf_discard, bpf_ringbuf_reserve,
+        bpf_ringbuf_submit,
+    },
 };
 use vramscope_ebpf_abi::{
     Loss, MAX_DEPTH,
@@ -21,15 +24,16 @@ use crate::{BPF_RB_NO_WAKEUP, SETTINGS, STACKS, Thread, lose};
 const PAGE: u64 = 4096;
 const HEADER: u64 = size_of::<Copied>() as u64;
 
-/// Whether stacks are to be copied at all.
-#[inline(always)]
-pub fn copies_stacks() -> bool {
-    SETTINGS.get(0).is_some_and(|settings| settings.stack_bytes != 0)
+/// What a stack is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    Call,
+    Framework,
 }
 
-/// Whether one of a framework's many events may be copied: so many a second of each thread.
+/// Whether a stack may be copied: so many a second of each thread.
 #[inline(always)]
-pub fn may_copy(thread: &mut Thread, now_ns: u64) -> bool {
+pub fn may_copy(thread: &mut Thread, of: Of, now_ns: u64) -> bool {
     let Some(settings) = SETTINGS.get(0) else {
         return false;
     };
@@ -40,12 +44,17 @@ pub fn may_copy(thread: &mut Thread, now_ns: u64) -> bool {
     let second = now_ns >> 30;
     if thread.second != second {
         thread.second = second;
-        thread.copies = 0;
+        thread.call_copies = 0;
+        thread.framework_copies = 0;
     }
-    if thread.copies >= settings.framework_stacks as u64 {
+    let (copies, limit) = match of {
+        Of::Call => (&mut thread.call_copies, settings.call_stacks),
+        Of::Framework => (&mut thread.framework_copies, settings.framework_stacks),
+    };
+    if *copies >= limit {
         return false;
     }
-    thread.copies += 1;
+    *copies += 1;
     true
 }
 

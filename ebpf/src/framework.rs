@@ -19,7 +19,7 @@ use vramscope_ebpf_abi::{
     },
 };
 
-use crate::copy::{copy_stack, may_copy};
+use crate::copy::{Of, copy_stack, may_copy};
 use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{PIECE_WORDS, SITES_OF, Thread, lose, next_seq, send, thread};
@@ -283,7 +283,9 @@ fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, place: Place) {
     }
     if place.returns_to != 0 {
         let (ip, sp, bp) = (place.returns_to, place.sp, place.frame_pointer);
-        if may_copy(thread, now_ns) && copy_stack(thread, event.seq, ip, sp, bp) != 0 {
+        let is_copied = may_copy(thread, Of::Framework, now_ns)
+            && copy_stack(thread, event.seq, ip, sp, bp) != 0;
+        if is_copied {
             flags |= FLAG_COPIED;
             thread.record.stack[0] = ip;
             frames = 1;

@@ -82,9 +82,11 @@ struct Thread {
     pub freeing: u64,
     /// 1 once such a report has been seen to follow.
     pub confirmed: u64,
-    /// The second, roughly, in which `copies` stacks of a framework's events were copied.
+    /// The second, roughly, in which so many stacks of calls, and of a framework's events, were
+    /// copied.
     pub second: u64,
-    pub copies: u64,
+    pub call_copies: u32,
+    pub framework_copies: u32,
     /// A piece of the thread's stack, copied at once: frames lie close together.
     pub piece: [u64; PIECE_WORDS],
 }

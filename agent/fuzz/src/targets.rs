@@ -9,6 +9,7 @@ use vramscope_agent::config::Settings;
 use vramscope_agent::host::library::hooked_functions;
 use vramscope_agent::host::procfs;
 use vramscope_agent::host::usdt;
+use vramscope_agent::probes::copies::Copied;
 use vramscope_agent::probes::record;
 use vramscope_agent::probes::{operands, places};
 use vramscope_agent::spool::journal;
@@ -61,8 +62,11 @@ pub fn maps(bytes: &[u8]) {
     }
 }
 
-/// A record of the ring.
+/// A record of one of the rings.
 pub fn record(bytes: &[u8]) {
+    if let Some(copied) = Copied::decode(bytes) {
+        assert!(copied.bytes.len() < bytes.len());
+    }
     let Ok(record::Decoded { event, frames, .. }) = record::decode(bytes) else {
         return;
     };

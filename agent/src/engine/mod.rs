@@ -49,6 +49,10 @@ const RING_FILL: f64 = 0.25;
 const SWEEP: Duration = Duration::from_millis(50);
 /// How often processes are looked up that map hooked libraries.
 const REPORT: Duration = Duration::from_millis(500);
+/// How much longer rows wait for the names of their stacks, so that both become durable together.
+const NAMES_PATIENCE: Duration = Duration::from_secs(5);
+/// The same in the end, between one name and the next.
+const LAST_NAMES: Duration = Duration::from_secs(10);
 /// How long the loop waits when the ring is empty.
 const IDLE: Duration = Duration::from_millis(10);
 
@@ -57,6 +61,8 @@ const IDLE: Duration = Duration::from_millis(10);
 pub struct Totals {
     pub events: u64,
     pub lost: BTreeMap<&'static str, u64>,
+    /// Stacks that are less than they were to be.
+    pub stacks_not_copied: u64,
 }
 
 /// Sees rows on their way out.
@@ -164,7 +170,7 @@ impl Engine {
             .iter()
             .for_each(|change| ledger.restore(change));
         ledger.restored();
-        let mut stacks = Stacks::new(config.debug_symbols);
+        let mut stacks = Stacks::new(config.names());
         stacks.restore(resumed.stacks);
         let next_seq = if channel.fresh {
             Some(resumed.waiting.next_seq.unwrap_or(1))
@@ -239,12 +245,18 @@ impl Engine {
             self.report_mapped();
             self.tell_traffic();
         }
+        self.stacks.exchange_names();
         // Nobody knows how many calls are missed while the probes are out.
         self.window.counts.switched_off |= self.discovery.known().off().is_some();
-        if self.clock.refresh() || self.window.is_over(self.config.window.0) {
+        let patience = if self.stacks.waits_for_names() {
+            NAMES_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        if self.clock.refresh() || self.window.is_over(self.config.window.0 + patience) {
             // Together, so that what this flush drops is told by this window.
             self.flush(true);
-        } else if self.last_flush.elapsed() >= self.config.flush_interval.0
+        } else if self.last_flush.elapsed() >= self.config.flush_interval.0 + patience
             || (self.is_pressed() && !self.flush_failed)
         {
             self.flush(false);
@@ -274,6 +286,7 @@ impl Engine {
         while self.drain() > 0 {}
         self.sweep();
         self.report_mapped();
+        self.stacks.settle(LAST_NAMES);
         self.flush(true);
         !self.flush_failed
     }
@@ -314,10 +327,7 @@ impl Engine {
         let now_ns = clock::monotonic_ns();
         self.emptied_ns = None;
         let Self {
-            channel:
-                Channel {
-                    ring, copies, ..
-                },
+            channel: Channel { ring, copies, .. },
             orderer,
             undecodable,
             filter,
@@ -521,7 +531,9 @@ impl Engine {
                     let new = counts[index].saturating_sub(self.lost_reported[index]);
                     if new > 0 {
                         self.window.counts.lost[index] += new;
-                        if room::is_loss(cause.name()) {
+                        if *cause == Loss::StackNotCopied {
+                            self.totals.stacks_not_copied += new;
+                        } else {
                             *self.totals.lost.entry(cause.name()).or_default() += new;
                         }
                     }

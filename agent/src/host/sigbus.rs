@@ -173,7 +173,9 @@ mod tests {
     fn what_can_be_written_to_is_no_business_of_ours() {
         let local = 1u8;
         assert!(!is_read_only(&raw const local as usize));
-        assert!(is_read_only(what_can_be_written_to_is_no_business_of_ours as *const () as usize));
+        assert!(is_read_only(
+            what_can_be_written_to_is_no_business_of_ours as *const () as usize
+        ));
         assert!(!is_read_only(8));
     }
 }

@@ -20,7 +20,7 @@ pub struct Channel {
     pub ring: Ring,
     /// Copied stacks of the ring's records.
     pub copies: Copies,
-    settings: Array<MapData, u64>,
+    settings: Array<MapData, [u64; 2]>,
     lost: PerCpuArray<MapData, u64>,
     python: Counts,
     /// When the ring was made, nanoseconds since boot. It names the ring: two agents that see the
@@ -95,7 +95,9 @@ impl Channel {
 pub struct Taking {
     /// Bytes of the stack that are copied with a call; 0 for none.
     pub stack_bytes: u32,
-    /// Of a framework's events, so many stacks a second of each thread are copied.
+    /// How many stacks of calls are copied in a second of each thread.
+    pub call_stacks: u32,
+    /// The same for a framework's events.
     pub framework_stacks: u32,
 }
 
@@ -112,20 +114,22 @@ impl Taking {
                     config.stack_bytes
                 )
             })?;
-        let framework_stacks = u32::try_from(config.framework_stacks).with_context(|| {
-            format!(
-                "framework_stacks is {}: it has to be below 4294967296",
-                config.framework_stacks
-            )
-        })?;
+        let number = |name: &str, value: usize| {
+            u32::try_from(value)
+                .with_context(|| format!("{name} is {value}: it has to be below 4294967296"))
+        };
         Ok(Self {
             stack_bytes,
-            framework_stacks,
+            call_stacks: number("call_stacks", config.call_stacks)?,
+            framework_stacks: number("framework_stacks", config.framework_stacks)?,
         })
     }
 
     /// As `vramscope_ebpf_abi::stack::Settings` lies in memory.
-    const fn packed(self) -> u64 {
-        self.stack_bytes as u64 | (self.framework_stacks as u64) << 32
+    const fn packed(self) -> [u64; 2] {
+        [
+            self.stack_bytes as u64 | (self.call_stacks as u64) << 32,
+            self.framework_stacks as u64,
+        ]
     }
 }

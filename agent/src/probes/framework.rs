@@ -6,7 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 use vramscope_ebpf_abi::STACK_FRAMES;
-use vramscope_ebpf_abi::framework::{self as abi, FLAG_ANNOUNCED, FLAG_COPIED, FLAG_PAIRED, FLAG_STACK_CUT};
+use vramscope_ebpf_abi::framework::{
+    self as abi, FLAG_ANNOUNCED, FLAG_COPIED, FLAG_PAIRED, FLAG_STACK_CUT,
+};
 
 use super::record::{DecodeError, Decoded, Event, PythonOf, Stack, word};
 

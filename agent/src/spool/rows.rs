@@ -48,6 +48,8 @@ pub struct AllocRow {
 pub enum FrameKind {
     #[default]
     Native,
+    /// Native code that the compiler put into the function of the next native frame.
+    Inlined,
     Python,
 }
 
@@ -56,6 +58,7 @@ impl FrameKind {
     pub const fn name(self) -> &'static str {
         match self {
             FrameKind::Native => "native",
+            FrameKind::Inlined => "inlined",
             FrameKind::Python => "python",
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! At the event a stack becomes a list of return addresses ([`unwind`], or frame pointers, which the
 //! kernel side followed), and each address becomes (module, offset in its file): that is cheap and
-//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]).
+//! has to be done while the process lives. Names come later, once per distinct stack ([`symbols`]),
+//! from a thread of their own ([`naming`]).
 //!
 //! The list of addresses is what everything that follows depends on, so it is the key under which the
 //! outcome is kept: the same list again costs the unwinding and one look-up. A list that is new is
@@ -15,6 +16,7 @@
 //! or where things are installed.
 
 pub mod modules;
+mod naming;
 mod pythonic;
 pub mod rules;
 pub mod space;
@@ -25,6 +27,7 @@ pub mod unwind;
 mod tests;
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use vramscope_ebpf_abi::python::Interpreter;
 
@@ -34,8 +37,9 @@ use crate::host::sigbus;
 use crate::probes::copies::Copied;
 use crate::probes::record::{PythonOf, Quality, Stack};
 use crate::python::walks::{Walked, Walks};
-use crate::spool::rows::{FrameRow, StackRow};
+use crate::spool::rows::StackRow;
 use modules::{ModuleId, Modules};
+use naming::Naming;
 use pythonic::{Interpreters, Place, Seen};
 use rules::Step;
 use space::AddressSpace;
@@ -52,9 +56,8 @@ const CACHE_PER_PROCESS: usize = 32_768;
 /// written again, which costs space in the table and nothing else.
 const KNOWN: usize = 1 << 20;
 
-/// Return addresses whose names are kept: the stacks of a program share most of them. At some 300
-/// bytes each they take 10 MiB at most, and are looked up anew when there are more.
-const NAMED: usize = 32_768;
+/// Stacks that wait for names at most; beyond that they do with modules and offsets.
+const UNNAMED: usize = 65_536;
 
 /// Where one return address lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,6 +73,16 @@ struct Unnamed {
     stack_id: i64,
     api: &'static str,
     places: Vec<Place>,
+}
+
+impl Unnamed {
+    /// What has to be named.
+    fn natives(&self) -> impl Iterator<Item = Location> {
+        self.places.iter().filter_map(|place| match place {
+            Place::Native(location) => Some(*location),
+            Place::Python(_) => None,
+        })
+    }
 }
 
 /// One frame of native code, before the stack has its id.
@@ -131,16 +144,17 @@ pub struct Stacks {
     unwinding: Unwinding,
     known: HashSet<i64>,
     unnamed: Vec<Unnamed>,
-    symbolizer: symbols::Names,
-    named: Map<Location, Vec<FrameRow>>,
+    /// Of how many of them, the first ones, the names were asked for.
+    asked: usize,
+    naming: Naming,
     /// What the kernel side sends of Python.
     pub python: Walks,
     interpreters: Interpreters,
 }
 
 impl Stacks {
-    /// `debug_symbols`: read DWARF for files and lines, which can take seconds per large library.
-    pub fn new(debug_symbols: bool) -> Self {
+    /// `names`: where functions' names come from.
+    pub fn new(names: symbols::Options) -> Self {
         sigbus::survive();
         Self {
             modules: Modules::default(),
@@ -148,8 +162,8 @@ impl Stacks {
             unwinding: Unwinding::new(),
             known: HashSet::new(),
             unnamed: Vec::new(),
-            symbolizer: symbols::Names::new(debug_symbols),
-            named: Map::default(),
+            asked: 0,
+            naming: Naming::start(names),
             python: Walks::default(),
             interpreters: Interpreters::default(),
         }
@@ -175,7 +189,8 @@ impl Stacks {
 
     /// Stacks that were written, for the journal.
     pub fn known(&self) -> Vec<i64> {
-        self.known.iter().copied().collect()
+        let waiting: HashSet<i64> = self.unnamed.iter().map(|stack| stack.stack_id).collect();
+        self.known.difference(&waiting).copied().collect()
     }
 
     /// A process is gone, or runs another program.
@@ -207,11 +222,12 @@ impl Stacks {
             }
         });
         let mut may_read = true;
-        // Round again when the unwinder has learnt rules, or where code lies, on the way.
+        // Round again when code lies where none was known.
         let (key, looked, end) = loop {
             let (frames, end) = match &taken.copied {
                 Some(copied) => {
-                    let end = self.unwinding.unwind(&process.space, copied);
+                    let (space, modules) = (&mut process.space, &mut self.modules);
+                    let end = self.unwinding.unwind(pid, space, modules, copied);
                     (self.unwinding.addresses.as_flattened(), Some(end))
                 }
                 None => (taken.frames, None),
@@ -219,7 +235,7 @@ impl Stacks {
             // Wide enough for two stacks never to meet by chance. A name's place in memory is as
             // good as the name, and costs nothing to hash.
             let ways = u64::from(taken.cut) | end.map_or(0, |end| (end as u64 + 1) << 1);
-            let seed = (api.as_ptr() as u64) << 3 | ways;
+            let seed = (api.as_ptr() as u64) << 4 | ways;
             let key = key(frames, seed, taken);
             if let Some(resolved) = process.resolved.get(&key) {
                 if resolved.spoils {
@@ -228,7 +244,6 @@ impl Stacks {
                 return resolved.stack;
             }
             let looked = Looked::at(pid, frames, &mut process.space, &mut self.modules);
-            self.unwinding.changed(process.space.take_changes());
             if looked.is_lost && may_read {
                 // Mapped since we last looked.
                 may_read = false;
@@ -236,9 +251,6 @@ impl Stacks {
                     process.resolved.clear();
                     continue;
                 }
-            }
-            if looked.has_learnt && end.is_some() {
-                continue;
             }
             break (key, looked, end);
         };
@@ -310,30 +322,60 @@ impl Stacks {
         (hash.digest() & MASK_63) as i64
     }
 
-    /// Names the stacks that are new since the last call.
-    pub fn name_new(&mut self) -> Vec<StackRow> {
-        let unnamed = std::mem::take(&mut self.unnamed);
-        unnamed.into_iter().map(|stack| self.name(&stack)).collect()
+    /// Has new stacks named, on another thread, and takes what is there. Cheap; does not wait.
+    pub fn exchange_names(&mut self) {
+        for stack in &self.unnamed[self.asked..] {
+            for location in stack.natives() {
+                let module = self.modules.get(location.module);
+                self.naming.ask(location, module);
+            }
+        }
+        self.asked = self.unnamed.len();
+        self.naming.take();
     }
 
-    fn name(&mut self, stack: &Unnamed) -> StackRow {
+    /// Whether stacks wait for their names.
+    pub fn waits_for_names(&self) -> bool {
+        !self.unnamed.is_empty() && self.naming.is_waiting()
+    }
+
+    /// In the end: waits until all names are there, or that long for the next one. From then on
+    /// nothing waits: what is not known by then has module and offset.
+    pub fn settle(&mut self, at_most: Duration) {
+        self.exchange_names();
+        while self.waits_for_names() && self.naming.wait(at_most) {}
+        self.naming.give_up();
+    }
+
+    /// The rows of new stacks whose names are there; of the others they come with a later call.
+    pub fn name_new(&mut self) -> Vec<StackRow> {
+        self.exchange_names();
+        let must_do = self.unnamed.len() > UNNAMED || self.naming.is_full();
+        let new = std::mem::take(&mut self.unnamed);
+        let (ready, waiting): (Vec<_>, Vec<_>) = new
+            .into_iter()
+            .partition(|stack| must_do || self.is_named(stack));
+        let rows = ready.iter().map(|stack| self.name(stack)).collect();
+        self.naming.tidy(waiting.is_empty());
+        self.asked = waiting.len();
+        self.unnamed = waiting;
+        rows
+    }
+
+    fn is_named(&self, stack: &Unnamed) -> bool {
+        stack.natives().all(|location| self.naming.has(location))
+    }
+
+    fn name(&self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
         for place in &stack.places {
-            let location = match place {
-                Place::Native(location) => location,
-                Place::Python(frame) => {
-                    frames.push(pythonic::row(frame));
-                    continue;
+            match place {
+                Place::Native(location) => {
+                    let module = self.modules.get(location.module);
+                    frames.extend(self.naming.frames(*location, module));
                 }
-            };
-            if self.named.len() >= NAMED {
-                self.named.clear();
+                Place::Python(frame) => frames.push(pythonic::row(frame)),
             }
-            let named = self.named.entry(*location).or_insert_with(|| {
-                let module = self.modules.get(location.module);
-                self.symbolizer.frames(module, location.offset)
-            });
-            frames.extend_from_slice(named);
         }
         let folded = symbols::folded(&frames);
         StackRow {
@@ -351,8 +393,6 @@ struct Looked {
     natives: Vec<Native>,
     /// There was such an address: it was none, and what follows is not to be trusted.
     is_lost: bool,
-    /// The unwinder knows rules now that it did not when it made the list.
-    has_learnt: bool,
     has_odd: bool,
     /// Every way up went by a rule.
     is_ruled: bool,
@@ -368,11 +408,10 @@ impl Looked {
         for bytes in frames.as_chunks().0 {
             let address = u64::from_ne_bytes(*bytes);
             // The byte before the return address belongs to the call.
-            let Some((place, learnt)) = space.place(pid, address.wrapping_sub(1), modules) else {
+            let Some(place) = space.place(pid, address.wrapping_sub(1), modules) else {
                 looked.is_lost = true;
                 break;
             };
-            looked.has_learnt |= learnt;
             looked.has_odd |= place.step == Step::Odd;
             // The last frame need not have a way up.
             looked.is_ruled &= last.is_none_or(|step| matches!(step, Step::Ruled | Step::Odd));
@@ -385,7 +424,7 @@ impl Looked {
                 },
             });
         }
-        looked.is_ruled &= last != Some(Step::Unruled);
+        looked.is_ruled &= last.is_some_and(|step| step != Step::Unruled);
         looked
     }
 
@@ -396,7 +435,7 @@ impl Looked {
             None => Quality::FramePointer,
             Some(End::First) if self.is_ruled => Quality::Full,
             Some(End::First) => Quality::FramePointer,
-            Some(End::Bytes | End::Lost) => Quality::Truncated,
+            Some(End::Bytes | End::Lost | End::NoCode) => Quality::Truncated,
         }
     }
 }

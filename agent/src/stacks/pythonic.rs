@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Location, Native as Found};
 use super::modules::{ModuleId, Modules};
+use super::{Location, Native as Found};
 use crate::probes::record::{PythonOf, Quality};
 use crate::python::elf;
 use crate::python::merge::{Fit, Merged, Native, merge};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use framehop::{Module, ModuleSectionInfo};
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, EvaluationResult, LittleEndian,
-    Location, Register, RegisterRule, UnwindContext, UnwindSection, Value, X86_64,
+    Location, Operation, Register, RegisterRule, UnwindContext, UnwindSection, Value, X86_64,
 };
 use memmap2::{Advice, Mmap};
 use object::read::elf::{ElfFile64, ProgramHeader};
@@ -49,6 +49,9 @@ pub enum Step {
     First,
     /// The file has no rule, or one that the unwinder cannot follow: it goes by frame pointer.
     Unruled,
+    /// The rule is a program that can run in a loop. No compiler writes such, and a file that holds up
+    /// the agent is not followed.
+    Endless,
 }
 
 /// One file's rules.
@@ -136,7 +139,9 @@ impl Rules {
             .segments
             .iter()
             // A mapping begins at the page that the segment begins in.
-            .find(|(from, bytes, _)| (page(*from)..from.saturating_add(*bytes)).contains(&offset))?;
+            .find(|(from, bytes, _)| {
+                (page(*from)..from.saturating_add(*bytes)).contains(&offset)
+            })?;
         Some(start.wrapping_sub(offset.wrapping_sub(*from).wrapping_add(*address)))
     }
 
@@ -173,6 +178,21 @@ impl Rules {
         let row = entry
             .unwind_info_for_address(&section, &self.bases, &mut context, address)
             .ok()?;
+        let rules = [row.register(X86_64::RA), row.register(X86_64::RBP)];
+        let programs = rules.into_iter().filter_map(|rule| match rule? {
+            RegisterRule::Expression(at) | RegisterRule::ValExpression(at) => Some(at),
+            _ => None,
+        });
+        let of_frame = match row.cfa() {
+            CfaRule::Expression(at) => Some(*at),
+            CfaRule::RegisterAndOffset { .. } => None,
+        };
+        for program in programs.chain(of_frame) {
+            let program = program.get(&section).ok()?;
+            if !is_bounded(program, entry.cie().encoding()) {
+                return Some(Step::Endless);
+            }
+        }
         match row.register(X86_64::RA) {
             None | Some(RegisterRule::Undefined) => return Some(Step::First),
             Some(RegisterRule::Offset(_)) => {}
@@ -186,9 +206,7 @@ impl Rules {
                 X86_64::RSP => Some(match frame_pointer {
                     None
                     | Some(
-                        RegisterRule::Undefined
-                        | RegisterRule::SameValue
-                        | RegisterRule::Offset(_),
+                        RegisterRule::Undefined | RegisterRule::SameValue | RegisterRule::Offset(_),
                     ) => Step::Ruled,
                     Some(_) => Step::Odd,
                 }),
@@ -236,14 +254,30 @@ fn is_followed(register: Register) -> bool {
     matches!(register, X86_64::RSP | X86_64::RBP | X86_64::RA)
 }
 
+/// Whether an expression has no way back in it, so that it ends.
+fn is_bounded(
+    expression: gimli::Expression<EndianSlice<'_, LittleEndian>>,
+    encoding: gimli::Encoding,
+) -> bool {
+    let mut operations = expression.operations(encoding);
+    loop {
+        match operations.next() {
+            Ok(Some(Operation::Skip { target } | Operation::Bra { target })) if target < 0 => {
+                return false;
+            }
+            Ok(Some(_)) => {}
+            // What cannot be read is not run either.
+            Ok(None) | Err(_) => return true,
+        }
+    }
+}
+
 /// Whether an expression asks for nothing but such registers.
 fn can_evaluate(
     expression: gimli::Expression<EndianSlice<'_, LittleEndian>>,
     encoding: gimli::Encoding,
 ) -> bool {
     let mut evaluation = expression.evaluation(encoding);
-    // Loops are possible in expressions.
-    evaluation.set_max_iterations(1000);
     let mut state = evaluation.evaluate();
     loop {
         state = match state {

@@ -7,6 +7,7 @@ use framehop::x86_64::UnwinderX86_64;
 
 use super::modules::{ModuleId, Modules};
 use super::rules::{Rules, Section, Step};
+use crate::Map;
 use crate::host::procfs::{self, Mapping};
 
 /// One executable mapping.
@@ -43,7 +44,12 @@ pub struct AddressSpace {
     pub(super) unwinder: UnwinderX86_64<Section>,
     /// Of the unwinder's list of modules.
     changes: u32,
+    /// What was found at addresses of stacks; the same come again and again.
+    steps: Map<u64, Step>,
 }
+
+/// At some 20 bytes each they take 0.7 MiB at most, and are looked up anew when there are more.
+const STEPS: usize = 32_768;
 
 impl AddressSpace {
     /// What was read of a process earlier.
@@ -82,7 +88,10 @@ impl AddressSpace {
         let mut before = std::mem::take(&mut self.code);
         let is_same = |a: &Code, b: &Code| (a.start, a.end, &a.file) == (b.start, b.end, &b.file);
         let unchanged = before.len() == code.len()
-            && before.iter().zip(&code).all(|(before, now)| is_same(before, now));
+            && before
+                .iter()
+                .zip(&code)
+                .all(|(before, now)| is_same(before, now));
         for now in &mut code {
             let kept = before.iter_mut().find(|before| is_same(before, now));
             now.known = kept.and_then(|kept| kept.known.take());
@@ -95,6 +104,7 @@ impl AddressSpace {
             }
         }
         self.code = code;
+        self.steps.clear();
         !unchanged
     }
 
@@ -116,10 +126,14 @@ impl AddressSpace {
 
     /// What lies at an address, `None` where there is no code. Tells as well whether the unwinder
     /// has learnt rules by it that it had not.
-    pub fn place(&mut self, pid: u32, address: u64, modules: &mut Modules) -> Option<(Place, bool)> {
+    pub fn place(
+        &mut self,
+        pid: u32,
+        address: u64,
+        modules: &mut Modules,
+    ) -> Option<(Place, bool)> {
         let index = self.index(address)?;
         let code = &mut self.code[index];
-        let mut learnt = false;
         let known = match &code.known {
             Some(known) => known.clone(),
             None => {
@@ -141,7 +155,6 @@ impl AddressSpace {
                     let module = rules.module(code.start..code.end, *bias);
                     self.unwinder.add_module(module);
                     self.changes += 1;
-                    learnt = true;
                 }
                 code.known = Some(known.clone());
                 known
@@ -154,12 +167,11 @@ impl AddressSpace {
             .file
             .as_ref()
             .map_or(0, |file| address - file.start + file.offset);
-        let place = Place {
+        Some(Place {
             module: known.module,
             offset,
             is_file: code.file.is_some(),
             step,
-        };
-        Some((place, learnt))
+        })
     }
 }

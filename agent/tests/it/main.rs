@@ -19,6 +19,7 @@ mod serve;
 mod ship;
 mod spans;
 mod standins;
+mod symbols;
 mod trace;
 mod traffic;
 mod vendor;

@@ -200,14 +200,20 @@ fn every_frame_of(python: &Path, name: &str) {
         full += usize::from(quality == "full+python");
         // The sort is C code between its caller and what it calls to compare.
         if let Some(at) = stack.iter().position(|row| row.frame.1.ends_with("__lt__")) {
-            assert!(stack[at].is_python && !stack[at + 1].is_python, "{stack:#?}");
+            assert!(
+                stack[at].is_python && !stack[at + 1].is_python,
+                "{stack:#?}"
+            );
             compared += 1;
         }
         assert!(!stack[0].is_python && stack[0].frame.1 == "cudaMalloc");
     }
     // Those of `deep`, and what the executor's thread or asyncio has beyond the room.
     assert!(cut >= 1 && cut < whole / 20, "{cut} of {}", whole + cut);
-    assert!(full > whole * 9 / 10, "{full} of {whole} were unwound to their ends");
+    assert!(
+        full > whole * 9 / 10,
+        "{full} of {whole} were unwound to their ends"
+    );
     assert!(compared >= 8, "{compared}");
 }
 

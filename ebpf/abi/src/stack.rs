@@ -40,9 +40,12 @@ pub struct Copied {
 pub struct Settings {
     /// Bytes of the stack to copy with a call, one of [`SIZES`]; 0 for frame pointers alone.
     pub stack_bytes: u32,
-    /// How many stacks of a framework's events are copied in a second of each thread; the others
-    /// go by frame pointers.
+    /// How many stacks of calls are copied in a second of each thread; the others go by frame
+    /// pointers.
+    pub call_stacks: u32,
+    /// The same for a framework's events.
     pub framework_stacks: u32,
+    pub unused: u32,
 }
 
 #[cfg(test)]
@@ -52,7 +55,7 @@ mod tests {
     #[test]
     fn layouts_have_no_padding() {
         assert_eq!(size_of::<Copied>(), 6 * 8 + 16 * MAX_DEPTH);
-        assert_eq!(size_of::<Settings>(), 8);
+        assert_eq!(size_of::<Settings>(), 16);
         // Masks on the kernel side count on it.
         assert!(SIZES.iter().all(|size| size.is_power_of_two()));
     }

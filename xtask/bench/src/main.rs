@@ -8,6 +8,7 @@ mod parquet_bytes;
 mod rounds;
 mod simulate;
 mod snapshot;
+mod unwind;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ enum Part {
     MakeSnapshot(snapshot::Make),
     /// Run a program, and measure its time and memory.
     Run(snapshot::Run),
+    /// Resolve a copied stack of this process over and over.
+    Unwind(unwind::Unwind),
     /// Replay allocator traces through the simulator.
     Simulate(simulate::Simulate),
     /// Weigh the columns of Parquet files.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Part::Snapshot(options) => snapshot::read(&options),
         Part::MakeSnapshot(options) => snapshot::make(&options),
         Part::Run(options) => snapshot::run(&options),
+        Part::Unwind(options) => unwind::run(&options),
         Part::Simulate(options) => simulate::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };

@@ -43,6 +43,9 @@ pub struct Rounds {
     /// Calls of one copy in one round.
     #[arg(long, default_value_t = 500)]
     calls: usize,
+    /// Bytes of stack to have above the calls, besides what their frames take.
+    #[arg(long, default_value_t = 0)]
+    deep: usize,
     /// Time between rounds, for whoever reads the records.
     #[arg(long, default_value_t = 5)]
     pause_ms: u64,
@@ -85,7 +88,7 @@ pub fn run(options: &Rounds) -> Result<Value> {
     for round in 0..=options.rounds {
         for turn in 0..sides.len() {
             let copy = (turn + round) % sides.len();
-            let took = below(FRAMES, &sides[copy], &mut given)?;
+            let took = deep(options.deep, &sides[copy], &mut given)?;
             if round > 0 {
                 times[copy].push(took.as_nanos() as f64 / options.calls as f64);
             }
@@ -105,6 +108,19 @@ pub fn run(options: &Rounds) -> Result<Value> {
         "ns": medians,
         "calls": (options.rounds + 1) * options.calls * each,
     }))
+}
+
+/// Uses so many bytes of stack, then goes on.
+#[inline(never)]
+fn deep(bytes: usize, side: &Side, given: &mut [usize]) -> Result<Duration> {
+    const PIECE: usize = 4096;
+    if bytes == 0 {
+        return below(FRAMES, side, given);
+    }
+    let piece = black_box([1u8; PIECE]);
+    let took = deep(bytes.saturating_sub(PIECE), side, given);
+    black_box(&piece);
+    took
 }
 
 /// Makes the stack deep, then calls.

@@ -114,4 +114,6 @@ fn main() {
     for thread in threads {
         thread.join().unwrap();
     }
+    // Whoever traces has to read where the code lies, on however busy a machine.
+    std::thread::sleep(std::time::Duration::from_secs(2));
 }

@@ -18,7 +18,7 @@ pub(super) fn stacks() -> Vec<Column> {
         required(
             "frames",
             list_of(frame_fields()),
-            "frames, innermost first: kind, module, build_id, offset in the file, function, file, line",
+            "frames, innermost first: kind (native; inlined: put by the compiler into the function of the next native frame), module, build_id, offset in the file, function, file, line",
         ),
         required(
             "folded",

@@ -102,7 +102,7 @@ pub(super) fn alloc_events() -> Vec<Column> {
         optional(
             "stack_quality",
             Utf8,
-            "how much of the stack is known: full, frame_pointer, truncated, unresolved or none; +python behind it where Python frames are in it, -python where there are some that could not be read",
+            "full (up to the thread's first function, by the rules that compilers write), frame_pointer (callers that keep no frame pointer may be missing), truncated (outer callers are missing), unresolved (no frame lies in known code), or none; with +python behind it where Python frames are in the stack, and -python where there are some that could not be read",
         ),
         required(
             "counted",

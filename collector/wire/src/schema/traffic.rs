@@ -18,7 +18,11 @@ pub(super) fn traffic() -> Vec<Column> {
         ),
         optional("pid", Int32, "process id in the host's namespace"),
         optional("endpoint", Utf8, "where the figures were read"),
-        required("engine", Utf8, "which engine: vllm, sglang, triton, trtllm, tgi"),
+        required(
+            "engine",
+            Utf8,
+            "which engine: vllm, sglang, triton, trtllm, tgi",
+        ),
         optional("model", Utf8, "model name, as the engine gives it"),
         optional("running", Int64, "requests being served"),
         optional("waiting", Int64, "requests that wait"),

@@ -108,6 +108,7 @@ impl Daemon {
                 .map(|(cause, count)| (cause.clone(), count.as_u64().unwrap_or(0)))
                 .collect(),
             live_blocks: number("live_blocks"),
+            not_copied: number("stacks_not_copied"),
         })
     }
 
@@ -179,6 +180,8 @@ pub struct Status {
     pub events: u64,
     pub lost: Vec<(String, u64)>,
     pub live_blocks: u64,
+    /// Stacks that were to be copied and were not.
+    pub not_copied: u64,
 }
 
 impl Status {

@@ -11,7 +11,9 @@ mod framework;
 mod import;
 mod parquet;
 mod probes;
+mod python;
 mod simulate;
+mod stacks;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,6 +34,8 @@ use crate::project::Project;
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
   cargo xtask bench import           vramscope import against Python; builds the query engine in
                                      release, which takes 40 minutes the first time on two cores
+  cargo xtask bench stacks           what a copied stack costs the traced call and the agent, and what
+                                     Python frames do
   cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench                  all of them
 
@@ -68,6 +72,8 @@ pub enum Name {
     Import,
     /// Allocator events a second through the simulator.
     Simulate,
+    /// Cost of a call whose stack is copied, of unwinding it, and of reading Python frames.
+    Stacks,
 }
 
 impl Name {
@@ -156,6 +162,11 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Parquet => ("parquet", parquet::measure(project)?),
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
+            Name::Stacks => {
+                let mut figures = stacks::measure(project)?;
+                figures.extend(python::measure(project)?);
+                ("stacks", figures)
+            }
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;

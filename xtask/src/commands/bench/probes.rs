@@ -53,7 +53,8 @@ pub fn measure(project: &Project) -> Result<Figures> {
         copies.push(("peer", peer));
     }
     // Rounds come faster than the default second between two flushes.
-    let settings = ["flush_interval = \"50ms\""];
+    // Stacks that are copied have a benchmark of their own.
+    let settings = ["flush_interval = \"50ms\"", "stack_bytes = \"0B\""];
     let agent = Daemon::start(project, &folder.join("agent"), &[traced], &settings, None)?;
 
     let mut step = Step::start("calling traced and untraced functions in turns");
@@ -115,19 +116,19 @@ pub fn measure(project: &Project) -> Result<Figures> {
 
 /// Nanoseconds of a call by copy, over several measurements.
 #[derive(Debug, Default)]
-struct Medians {
+pub struct Medians {
     turns: Vec<Value>,
-    calls: u64,
+    pub calls: u64,
 }
 
 impl Medians {
-    fn add(&mut self, measured: &Value) -> Result<()> {
+    pub fn add(&mut self, measured: &Value) -> Result<()> {
         self.calls += measured["calls"].as_u64().context("no count of calls")?;
         self.turns.push(measured["ns"].clone());
         Ok(())
     }
 
-    fn of(&self, copy: &str) -> Option<f64> {
+    pub fn of(&self, copy: &str) -> Option<f64> {
         let mut values: Vec<f64> = self
             .turns
             .iter()
@@ -138,7 +139,8 @@ impl Medians {
     }
 }
 
-fn rounds(project: &Project, symbols: &[&str], copies: &[(&str, PathBuf)]) -> Result<Value> {
+/// Calls a function in turns in the copies; `symbols` are the function and further arguments.
+pub fn rounds(project: &Project, symbols: &[&str], copies: &[(&str, PathBuf)]) -> Result<Value> {
     let mut command = Command::new(project.release_binary("vramscope-bench"));
     command
         .args(["rounds", "--empty", "empty", "--symbol"])

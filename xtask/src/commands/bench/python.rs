@@ -40,13 +40,20 @@ pub fn measure(project: &Project) -> Result<Figures> {
     step.at(1, "read");
     let bare = of_agent(project, &folder, false)?;
     step.done("");
-    let cost: Vec<f64> = read.iter().zip(&bare).map(|(with, without)| with - without).collect();
+    let cost: Vec<f64> = read
+        .iter()
+        .zip(&bare)
+        .map(|(with, without)| with - without)
+        .collect();
     // From 10 to 40 frames; what is left of 10 is the walk's own.
     let frame = (cost[2] - cost[1]) / (DEPTHS[2] - DEPTHS[1]) as f64;
     let walk = cost[1] - frame * DEPTHS[1] as f64;
     let mut figures = Figures::new();
     let mut limited = |name, value, limit| {
-        figures.insert(name, Figure::with_target(Some(value), "ns", Target::AtMost(limit)));
+        figures.insert(
+            name,
+            Figure::with_target(Some(value), "ns", Target::AtMost(limit)),
+        );
     };
     limited("python_frame_ns", frame, 250.0);
     limited("python_walk_ns", walk, 500.0);
@@ -112,7 +119,8 @@ struct Stats(String);
 
 impl Stats {
     fn on() -> Result<Self> {
-        let before = std::fs::read_to_string(STATS).with_context(|| format!("failed to read {STATS}"))?;
+        let before =
+            std::fs::read_to_string(STATS).with_context(|| format!("failed to read {STATS}"))?;
         std::fs::write(STATS, "1").with_context(|| format!("failed to write {STATS}"))?;
         Ok(Self(before))
     }
@@ -134,9 +142,14 @@ struct Script {
 impl Script {
     fn start(folder: &Path, library: &Path) -> Result<Self> {
         let path: PathBuf = folder.join("python.py");
-        std::fs::write(&path, SCRIPT).with_context(|| format!("failed to write {}", path.display()))?;
+        std::fs::write(&path, SCRIPT)
+            .with_context(|| format!("failed to write {}", path.display()))?;
         let mut command = Command::new("python3");
-        command.arg(&path).arg(library).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .arg(&path)
+            .arg(library)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         tie_to_us(&mut command);
         let mut child = command.spawn().context("failed to start python3")?;
         let input = child.stdin.take().context("no input")?;
@@ -148,7 +161,9 @@ impl Script {
             pid: 0,
         };
         let ready = script.line()?;
-        let pid = ready.strip_prefix("ready ").and_then(|pid| pid.parse().ok());
+        let pid = ready
+            .strip_prefix("ready ")
+            .and_then(|pid| pid.parse().ok());
         script.pid = pid.with_context(|| format!("the script said {ready:?}"))?;
         Ok(script)
     }
