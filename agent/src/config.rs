@@ -279,7 +279,7 @@ configuration! {
     /// it full is walked by frame pointers instead (counted as stack_not_copied; no event is lost).
     /// Takes effect when the probes are made anew.
     stack_ring_bytes: usize = 16 << 20, "VRAMSCOPE_STACK_RING_BYTES";
-    /// How many threads may have been inside a traced call and still live; some 1,800 bytes
+    /// How many threads may have been inside a traced call and still live; some 2,600 bytes
     /// of kernel memory for each that has. Calls of others are lost and counted (threads_full). Takes
     /// effect when the probes are made anew.
     threads_limit: usize = 65_536, "VRAMSCOPE_THREADS_LIMIT";

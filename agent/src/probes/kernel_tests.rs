@@ -17,6 +17,8 @@ use super::multi::{self, Site};
 use super::record::{self, DecodeError};
 use super::{Event, TracedCall};
 
+mod copies;
+
 /// Probes are attached to functions of this program: one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -72,16 +74,19 @@ struct Bed {
 
 impl Bed {
     fn new(ring_bytes: u32, threads: u32) -> Option<Self> {
+        Self::of(Sizes {
+            ring_bytes,
+            stack_ring_bytes: RING,
+            threads,
+        })
+    }
+
+    fn of(sizes: Sizes) -> Option<Self> {
         // SAFETY: a query without side effects.
         if unsafe { libc::geteuid() } != 0 {
             let _ = writeln!(std::io::stderr(), "SKIPPED: probes need root");
             return None;
         }
-        let sizes = Sizes {
-            ring_bytes,
-            stack_ring_bytes: RING,
-            threads,
-        };
         let (channel, programs) = bpf::load_for_test(sizes).unwrap();
         let Some(programs) = programs else {
             let _ = writeln!(std::io::stderr(), "SKIPPED: no uprobe-multi links here");

@@ -124,14 +124,22 @@ impl AddressSpace {
         self.index(address).is_some()
     }
 
-    /// What lies at an address, `None` where there is no code. Tells as well whether the unwinder
-    /// has learnt rules by it that it had not.
-    pub fn place(
-        &mut self,
-        pid: u32,
-        address: u64,
-        modules: &mut Modules,
-    ) -> Option<(Place, bool)> {
+    /// How to go up from an address, with the rules for it known to the unwinder; `None` where there
+    /// is no code.
+    pub fn step(&mut self, pid: u32, address: u64, modules: &mut Modules) -> Option<Step> {
+        if let Some(step) = self.steps.get(&address) {
+            return Some(*step);
+        }
+        let step = self.place(pid, address, modules)?.step;
+        if self.steps.len() >= STEPS {
+            self.steps.clear();
+        }
+        self.steps.insert(address, step);
+        Some(step)
+    }
+
+    /// What lies at an address; `None` where there is no code.
+    pub fn place(&mut self, pid: u32, address: u64, modules: &mut Modules) -> Option<Place> {
         let index = self.index(address)?;
         let code = &mut self.code[index];
         let known = match &code.known {
