@@ -159,7 +159,7 @@ impl Stacks {
         Self {
             modules: Modules::default(),
             processes: Map::default(),
-            unwinding: Unwinding::new(),
+            unwinding: Unwinding::default(),
             known: HashSet::new(),
             unnamed: Vec::new(),
             asked: 0,

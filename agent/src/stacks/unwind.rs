@@ -41,15 +41,17 @@ pub struct Unwinding {
     pub addresses: Vec<[u8; 8]>,
 }
 
-impl Unwinding {
-    pub fn new() -> Self {
+impl Default for Unwinding {
+    fn default() -> Self {
         Self {
             cache: CacheX86_64::new(),
             changes: 0,
             addresses: Vec::new(),
         }
     }
+}
 
+impl Unwinding {
     /// Lets go of what the cache holds.
     pub fn forget(&mut self) {
         self.changes = 0;

@@ -3,12 +3,17 @@
 //! Exit codes: 0 answered; 1 the data could not be opened or a query failed; 2 wrong usage;
 //! 130 cancelled with Ctrl-C. Answers go to stdout, everything about them to stderr.
 
+mod diff;
 mod door;
+mod frames;
 mod import;
+mod leaks;
 mod map;
 mod output;
+mod profile;
 mod prompt;
 mod rows;
+mod scope;
 mod target;
 mod text;
 mod threads;
@@ -48,6 +53,8 @@ Examples:
   vramscope map --data ./trace --svg map.svg                    the allocator's address map
   vramscope import snapshot.pickle                              PyTorch's own record, as tables
   vramscope why --data ./trace                                  why memory ran out
+  vramscope leaks --data ./trace                                which call stacks leak
+  vramscope diff ./monday ./tuesday                             what grew between two recordings
   vramscope views                                               which views there are
   vramscope views tetrahedron                                   its columns and their units";
 
@@ -85,6 +92,12 @@ enum Command {
     /// Say why memory could not be had, and what would have helped
     #[command(after_help = why::HELP)]
     Why(why::Arguments),
+    /// Rank the call stacks that leak; draw what stacks hold, as flame graph or profile
+    #[command(after_help = leaks::HELP)]
+    Leaks(leaks::Arguments),
+    /// Compare what call stacks hold: two times, two recordings, two pods, two versions
+    #[command(after_help = diff::HELP)]
+    Diff(diff::Arguments),
     /// List the views, tables and functions, or explain one of them
     Views {
         /// View, table or function to explain
@@ -185,6 +198,8 @@ async fn main() -> ExitCode {
         Command::Map(arguments) => map::run(arguments).await,
         Command::Why(arguments) => why::run(arguments).await,
         Command::Import(arguments) => import::run(arguments).await,
+        Command::Leaks(arguments) => leaks::run(arguments).await,
+        Command::Diff(arguments) => diff::run(arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
             reference::markdown()
@@ -201,10 +216,9 @@ async fn views(name: Option<String>) -> anyhow::Result<(String, u8)> {
         return Ok((catalog.list(), 0));
     };
     let text = catalog.describe(&name).await?;
-    text.map(|text| (text, 0))
-        .with_context(|| {
-            format!("no view, table or function named {name:?}; `vramscope views` lists them")
-        })
+    text.map(|text| (text, 0)).with_context(|| {
+        format!("no view, table or function named {name:?}; `vramscope views` lists them")
+    })
 }
 
 fn print_or_fail(text: anyhow::Result<(String, u8)>) -> u8 {

@@ -45,23 +45,47 @@ struct Source {
 
 impl Place {
     pub async fn open(&self) -> Result<Door, Error> {
-        match (&self.source.data, &self.source.collector) {
-            (Some(dir), _) => {
+        // The argument group makes sure that one of the two is there.
+        let target = match (&self.source.data, &self.source.collector) {
+            (Some(dir), _) => Target::Data(dir.clone()),
+            (None, collector) => Target::Collector(collector.clone().unwrap_or_default()),
+        };
+        target.open(self.skip_damaged).await
+    }
+
+    pub fn limits(&self) -> Limits {
+        limits(self.timeout)
+    }
+}
+
+/// Bounds of a command's queries; 0 seconds is no bound.
+pub fn limits(timeout_seconds: u64) -> Limits {
+    Limits {
+        time: (timeout_seconds > 0).then(|| Duration::from_secs(timeout_seconds)),
+        rows: None,
+    }
+}
+
+/// Something that can be asked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// A data folder.
+    Data(PathBuf),
+    /// A collector's URL.
+    Collector(String),
+}
+
+impl Target {
+    pub async fn open(&self, skip_damaged: bool) -> Result<Door, Error> {
+        match self {
+            Target::Data(dir) => {
                 let options = Options {
-                    skip_damaged: self.skip_damaged,
+                    skip_damaged,
                     ..Options::default()
                 };
                 Door::folder(dir, options).await
             }
-            // The argument group makes sure that one of the two is there.
-            (None, collector) => Door::collector(collector.as_deref().unwrap_or_default()).await,
-        }
-    }
-
-    pub fn limits(&self) -> Limits {
-        Limits {
-            time: (self.timeout > 0).then(|| Duration::from_secs(self.timeout)),
-            rows: None,
+            Target::Collector(url) => Door::collector(url).await,
         }
     }
 }

@@ -4,7 +4,7 @@
 mod picture;
 mod request;
 pub mod segments;
-mod svg;
+pub mod svg;
 mod waterfall;
 
 use std::io::{IsTerminal, Write};
@@ -18,7 +18,7 @@ use crate::door::Door;
 use crate::rows::quoted;
 use crate::target::{ANSWERED, Chosen, FAILED, Moment, NOTHING, Place, USAGE};
 use crate::text;
-pub use picture::cut;
+pub use picture::{cut, is_own_native, is_own_python, name as stack_name};
 
 pub const HELP: &str = "\
 Examples:
@@ -112,7 +112,7 @@ async fn answer(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.svg {
         let names = picture::names(&mut door, arguments.place.limits(), &map).await?;
         let drawing = svg::draw(&moment, &waterfall, &map, &names, arguments.color);
-        write_whole(file, &drawing)?;
+        write_whole(file, drawing.as_bytes())?;
     }
     let mut out = std::io::stdout().lock();
     if arguments.json {
@@ -227,7 +227,7 @@ fn terminal_width() -> u16 {
 }
 
 /// The file appears when it is whole.
-fn write_whole(file: &Path, content: &str) -> anyhow::Result<()> {
+pub fn write_whole(file: &Path, content: &[u8]) -> anyhow::Result<()> {
     let mut name = file
         .file_name()
         .with_context(|| format!("{file:?} is not a file name"))?

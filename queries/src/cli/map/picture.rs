@@ -3,14 +3,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use arrow::array::{Array, AsArray, StructArray};
-use arrow::datatypes::Int32Type;
 use vramscope_model::map::BlockState;
 use vramscope_queries::session::Limits;
 
 use super::segments::Map;
 use crate::door::Door;
-use crate::rows::Row;
+use crate::frames::{Frame, frames};
 
 /// Stacks that are asked for in one question.
 const STACKS_AT_ONCE: usize = 500;
@@ -63,47 +61,6 @@ pub async fn names(door: &mut Door, limits: Limits, map: &Map) -> anyhow::Result
     Ok(names)
 }
 
-/// One frame, innermost first in a stack.
-#[derive(Debug, Clone, Default)]
-pub struct Frame {
-    pub kind: String,
-    pub function: String,
-    pub file: String,
-    pub line: Option<i32>,
-}
-
-fn frames(row: Row<'_>) -> anyhow::Result<Vec<Frame>> {
-    let Some(list) = row.list("frames")? else {
-        return Ok(Vec::new());
-    };
-    let Some(list) = list.as_any().downcast_ref::<StructArray>() else {
-        return Ok(Vec::new());
-    };
-    let text = |name: &str, index: usize| {
-        let column = list
-            .column_by_name(name)
-            .and_then(|column| column.as_string_opt::<i32>());
-        let column = column.filter(|column| !column.is_null(index));
-        column.map_or(String::new(), |column| column.value(index).to_string())
-    };
-    let line = |index: usize| {
-        let column = list
-            .column_by_name("line")
-            .and_then(|column| column.as_primitive_opt::<Int32Type>());
-        column
-            .filter(|column| !column.is_null(index))
-            .map(|column| column.value(index))
-    };
-    Ok((0..list.len())
-        .map(|index| Frame {
-            kind: text("kind", index),
-            function: text("function", index),
-            file: text("file", index),
-            line: line(index),
-        })
-        .collect())
-}
-
 /// A stack by the innermost Python function of the program itself, not of a library. Of a stack without
 /// one: the backward function that PyTorch's engine ran, else the operator that was called, else the
 /// innermost function that is none of the framework's, its allocator's, or the interpreter's.
@@ -148,7 +105,12 @@ fn without_own_python(frames: &[Frame]) -> String {
             Some(format!("{name} (operator)"))
         })
     };
-    let python = || frames.iter().find(|frame| is_python(frame)).map(with_place);
+    let python = || {
+        frames
+            .iter()
+            .find(|frame| frame.is_python())
+            .map(with_place)
+    };
     let native = || {
         frames
             .iter()
@@ -172,18 +134,16 @@ fn with_place(frame: &Frame) -> String {
     }
 }
 
-fn is_python(frame: &Frame) -> bool {
-    frame.kind == "python" || frame.file.ends_with(".py")
-}
-
-fn is_own_python(frame: &Frame) -> bool {
+/// Python code of the program itself.
+pub fn is_own_python(frame: &Frame) -> bool {
     let file = &frame.file;
     let of_a_library =
         file.contains("/torch/") || file.contains("/site-packages/") || file.starts_with("<frozen");
-    is_python(frame) && !of_a_library
+    frame.is_python() && !of_a_library
 }
 
-fn is_own_native(frame: &Frame) -> bool {
+/// Native code that is none of the framework's, its allocator's, or the interpreter's.
+pub fn is_own_native(frame: &Frame) -> bool {
     const INSIDE: [&str; 15] = [
         "c10::",
         "at::",
@@ -203,7 +163,7 @@ fn is_own_native(frame: &Frame) -> bool {
     ];
     let function = &frame.function;
     let known = !function.is_empty() && !function.starts_with(['?', '<', '[']);
-    known && !is_python(frame) && !INSIDE.iter().any(|prefix| function.starts_with(prefix))
+    known && !frame.is_python() && !INSIDE.iter().any(|prefix| function.starts_with(prefix))
 }
 
 /// At most so many characters.
@@ -260,6 +220,7 @@ mod tests {
             function: function.to_string(),
             file: file.to_string(),
             line: Some(line),
+            ..Frame::default()
         }
     }
 

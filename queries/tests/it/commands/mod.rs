@@ -2,8 +2,11 @@
 //! snapshots of real programs.
 
 mod burst;
+mod diff;
 mod map;
+mod profiles;
 mod real;
+mod recording;
 mod why;
 
 use serde_json::Value;
