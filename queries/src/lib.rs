@@ -5,6 +5,7 @@
 //! - [`session`]: DataFusion sessions with bounds on memory, time and rows; the read-only check.
 //! - [`views`]: the views of `sql/*.sql`, their documentation, and how to register them.
 //! - [`functions`]: the functions that SQL lacks, over the rules of `vramscope-model`.
+//! - [`leaks`]: the leak detectors as table functions, over `vramscope-leaks`.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
 //! - [`import`]: rows of PyTorch memory snapshots.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
@@ -28,6 +29,7 @@ pub mod folder;
 pub mod functions;
 pub mod import;
 pub mod lake;
+pub mod leaks;
 pub mod near;
 pub mod quality;
 pub mod reference;

@@ -31,7 +31,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
-use crate::{Error, functions};
+use crate::{Error, functions, leaks};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
 pub const DEFAULT_MEMORY_BYTES: usize = 2 << 30;
@@ -108,6 +108,7 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     options.sql_parser.map_string_types_to_utf8view = false;
     let session = SessionContext::new_with_config_rt(config, Arc::clone(runtime));
     functions::register(&session);
+    leaks::register(&session);
     session
 }
 

@@ -59,6 +59,11 @@ pub const ALL: &[View] = views![
     "device_history",
     "losses",
     "answer_quality",
+    "leak_by_stack",
+    "leak_rate",
+    "leak_by_function",
+    "quiesce_points",
+    "peak_recovery",
 ];
 
 /// What a view's header says.

@@ -94,10 +94,10 @@ enum Command {
     Why(why::Arguments),
     /// Rank the call stacks that leak; draw what stacks hold, as flame graph or profile
     #[command(after_help = leaks::HELP)]
-    Leaks(leaks::Arguments),
+    Leaks(Box<leaks::Arguments>),
     /// Compare what call stacks hold: two times, two recordings, two pods, two versions
     #[command(after_help = diff::HELP)]
-    Diff(diff::Arguments),
+    Diff(Box<diff::Arguments>),
     /// List the views, tables and functions, or explain one of them
     Views {
         /// View, table or function to explain
@@ -198,8 +198,8 @@ async fn main() -> ExitCode {
         Command::Map(arguments) => map::run(arguments).await,
         Command::Why(arguments) => why::run(arguments).await,
         Command::Import(arguments) => import::run(arguments).await,
-        Command::Leaks(arguments) => leaks::run(arguments).await,
-        Command::Diff(arguments) => diff::run(arguments).await,
+        Command::Leaks(arguments) => leaks::run(&arguments).await,
+        Command::Diff(arguments) => diff::run(&arguments).await,
         Command::Views { name } => print_or_fail(views(name).await),
         Command::Reference => print_or_fail(
             reference::markdown()

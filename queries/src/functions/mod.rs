@@ -6,6 +6,7 @@
 //! - a NULL where a value is needed gives NULL; a negative number, which no size is, likewise;
 //! - no function reads or writes anything: they are immutable.
 
+mod frames;
 mod ratio;
 mod scalar;
 
@@ -31,6 +32,14 @@ pub struct Function {
 /// Every function, by name.
 pub const ALL: &[Function] = &[
     Function {
+        name: "allocating_frame",
+        call: "allocating_frame(frames, field)",
+        returns: "VARCHAR",
+        aggregate: false,
+        meaning: "of a stack's frames the innermost one that belongs to no driver, runtime or allocator (of CUDA or PyTorch), the innermost one if all do: its function, module or build_id, as field says",
+        example: "SELECT allocating_frame(frames, 'function') FROM stacks",
+    },
+    Function {
         name: "allocator_round",
         call: "allocator_round(bytes [, settings])",
         returns: "BIGINT",
@@ -55,6 +64,38 @@ pub const ALL: &[Function] = &[
         example: "SELECT kv_page_waste_ratio(prompt_tokens + output_tokens, 16) FROM requests",
     },
     Function {
+        name: "leak_by_stack",
+        call: "leak_by_stack(settings)",
+        returns: "table",
+        aggregate: false,
+        meaning: "the view leak_by_stack with other settings than the default ones: a text of block_minutes (30), warmup_minutes (30), min_requests (2000 in a window), bytes_per_request (1500, what the lower bound has to exceed). Short blocks are for short recordings: rates of false alarms were measured with the default ones",
+        example: "SELECT * FROM leak_by_stack('block_minutes:2,warmup_minutes:2,min_requests:100')",
+    },
+    Function {
+        name: "leak_rate",
+        call: "leak_rate(settings)",
+        returns: "table",
+        aggregate: false,
+        meaning: "the view leak_rate with other settings, as leak_by_stack(settings)",
+        example: "SELECT * FROM leak_rate('block_minutes:5') WHERE stack_id = 7",
+    },
+    Function {
+        name: "leak_verdicts",
+        call: "leak_verdicts([settings])",
+        returns: "table",
+        aggregate: false,
+        meaning: "what the detectors say of every stack at the end of the recording, also of those that do not leak (tier clear); leak_by_stack is made of it",
+        example: "SELECT tier, count(*) FROM leak_verdicts() GROUP BY tier",
+    },
+    Function {
+        name: "leak_evaluations",
+        call: "leak_evaluations([settings])",
+        returns: "table",
+        aggregate: false,
+        meaning: "every evaluation at which a stack grew; leak_rate is made of it",
+        example: "SELECT * FROM leak_evaluations()",
+    },
+    Function {
         name: "oom_class",
         call: "oom_class(tried, driver_free, stranded, releasable, card_total, process_used, others_used, growth_at_least[, live_before, live_at_failure, queue_before, queue_at_failure])",
         returns: "VARCHAR",
@@ -74,6 +115,9 @@ pub const ALL: &[Function] = &[
 
 /// Makes every function known to a session.
 pub fn register(session: &SessionContext) {
+    for function in frames::all() {
+        session.register_udf(function);
+    }
     for function in scalar::all() {
         session.register_udf(function);
     }

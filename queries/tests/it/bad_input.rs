@@ -257,7 +257,7 @@ async fn only_queries_are_answered() {
         .await
         .to_string();
     assert!(error.contains("not found"), "{error}");
-    assert_eq!(number(&folder, "SELECT count(*) FROM stacks").await, 14);
+    assert_eq!(number(&folder, "SELECT count(*) FROM stacks").await, 17);
 }
 
 #[tokio::test]

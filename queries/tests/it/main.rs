@@ -12,6 +12,7 @@ mod folder;
 mod framework_rows;
 mod functions;
 mod import;
+mod leaks;
 mod limits;
 mod remote;
 mod seed;

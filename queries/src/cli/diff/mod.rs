@@ -92,8 +92,8 @@ pub struct Arguments {
     skip_damaged: bool,
 }
 
-pub async fn run(arguments: Arguments) -> u8 {
-    match answer(&arguments).await {
+pub async fn run(arguments: &Arguments) -> u8 {
+    match answer(arguments).await {
         Ok(code) => code,
         Err(error) if crate::output::is_closed_pipe(&error) => ANSWERED,
         Err(error) => {

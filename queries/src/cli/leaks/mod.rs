@@ -15,7 +15,7 @@ use crate::frames::{self, Stacks};
 use crate::map::write_whole;
 use crate::profile::flame::{self, Node, Picture};
 use crate::profile::pprof::{self, About, Sample, SampleType};
-use crate::profile::{self, Choice, Key, Profile, ROWS, Value};
+use crate::profile::{self, Choice, Profile, ROWS, Value};
 use crate::rows::quoted;
 use crate::scope::Scope;
 use crate::target::{ANSWERED, FAILED, NOTHING, Place};
@@ -98,8 +98,8 @@ enum FailOn {
     Suspect,
 }
 
-pub async fn run(arguments: Arguments) -> u8 {
-    match answer(&arguments).await {
+pub async fn run(arguments: &Arguments) -> u8 {
+    match answer(arguments).await {
         Ok(code) => code,
         Err(error) if crate::output::is_closed_pipe(&error) => ANSWERED,
         Err(error) => {
@@ -274,8 +274,8 @@ async fn write_files(door: &mut Door, limits: Limits, arguments: &Arguments) -> 
 
 struct Drawn<'a> {
     profile: &'a Profile,
-    rows: Vec<(Key, profile::Held)>,
-    rest: Option<(usize, profile::Held)>,
+    rows: Vec<profile::Line>,
+    rest: Option<profile::Rest>,
     stacks: Stacks,
 }
 
@@ -428,7 +428,7 @@ fn values(held: &profile::Held) -> Vec<i64> {
     ]
 }
 
-fn other_stacks(rest: Option<(usize, profile::Held)>) -> frames::Stack {
+fn other_stacks(rest: Option<profile::Rest>) -> frames::Stack {
     let count = rest.map_or(0, |(count, _)| count);
     frames::Stack {
         folded: format!("({count} other stacks)"),

@@ -159,6 +159,11 @@ pub struct Key {
     pub process: Option<i64>,
 }
 
+/// A stack's numbers.
+pub type Line = (Key, Held);
+/// How many stacks have no line of their own, and their numbers.
+pub type Rest = (usize, Held);
+
 #[derive(Debug, Default)]
 pub struct Profile {
     pub held: BTreeMap<Key, Held>,
@@ -199,14 +204,14 @@ impl Profile {
     }
 
     /// The rows with the most bytes by any of the values, and all others added up.
-    pub fn most(&self, rows: usize) -> (Vec<(Key, Held)>, Option<(usize, Held)>) {
+    pub fn most(&self, rows: usize) -> (Vec<Line>, Option<Rest>) {
         let weight = |held: &Held| {
             let growth = held.value(Value::Growth).unsigned_abs();
             growth
                 .max(held.live_bytes.unsigned_abs())
                 .max(held.allocated_bytes.unsigned_abs())
         };
-        let mut all: Vec<(Key, Held)> = self.held.iter().map(|(key, held)| (*key, *held)).collect();
+        let mut all: Vec<Line> = self.held.iter().map(|(key, held)| (*key, *held)).collect();
         all.sort_by_key(|(key, held)| (std::cmp::Reverse(weight(held)), *key));
         if all.len() <= rows {
             return (all, None);

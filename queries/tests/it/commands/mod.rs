@@ -3,6 +3,7 @@
 
 mod burst;
 mod diff;
+mod leaks;
 mod map;
 mod profiles;
 mod real;

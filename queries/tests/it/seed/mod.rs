@@ -1,12 +1,13 @@
 //! A small data set with everything the views have to get right, written as JSON against the
 //! wire's schemas, independent of the agent.
 //!
-//! Times are seconds after 2026-11-29 10:00:00 UTC. Four hosts and a file: alpha and beta in
+//! Times are seconds after 2026-11-29 10:00:00 UTC. Five hosts and a file: alpha and beta in
 //! [`two_hosts`], gamma with every kind of memory in [`kinds`], delta with a framework's allocator,
-//! and an imported snapshot, in [`framework`].
+//! and an imported snapshot, in [`framework`], epsilon with a leak in [`leaks`].
 
 mod framework;
 mod kinds;
+pub mod leaks;
 mod two_hosts;
 
 use std::path::Path;
@@ -120,7 +121,7 @@ fn rows(table: Table) -> Vec<Value> {
         Table::DeviceWindows => (Vec::new(), kinds::device_windows()),
         Table::AllocatorSamples | Table::Segments | Table::Traffic => (Vec::new(), Vec::new()),
     };
-    [two_hosts, gamma, framework::rows(table)].concat()
+    [two_hosts, gamma, framework::rows(table), leaks::rows(table)].concat()
 }
 
 /// Writes one trace file.
