@@ -294,6 +294,12 @@ configuration! {
     /// Hook the allocators of frameworks (PyTorch). False, or the flag --no-framework: only the
     /// driver and the runtime.
     framework: bool = true, "VRAMSCOPE_FRAMEWORK";
+    /// Read the frames of Python (CPython 3.10 to 3.13) where a stack runs through its interpreter;
+    /// kernels from 5.17 on.
+    python: bool = true, "VRAMSCOPE_PYTHON";
+    /// Of how many of a framework's events in a second and thread Python frames are read at most, in
+    /// tens. Reading takes some 3 us for 10 frames and 8 us for 40. 0: of none.
+    python_framework_rate: usize = 10_000, "VRAMSCOPE_PYTHON_FRAMEWORK_RATE";
     /// The kill switch: while this file exists nothing is probed. `vramscope-agent off` and `on`
     /// make and remove it.
     off_file: PathBuf = "/var/lib/vramscope/off".into(), "VRAMSCOPE_OFF_FILE";

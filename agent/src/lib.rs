@@ -2,7 +2,8 @@
 //! keeps the books, and ships what it saw to a collector.
 //!
 //! One event's way through the modules: [`probes`] → [`ledger`] → [`stacks`] → [`spool`] →
-//! [`ship`]; [`host`] answers questions about processes and cards on the way, [`engine`] is the
+//! [`ship`]; [`python`] reads the frames of
+//! interpreters; [`host`] answers questions about processes and cards on the way, [`engine`] is the
 //! loop that moves events along, and [`output`] is where a flush becomes durable. Raw framework
 //! events wait in the [`recorder`] until something asks for them; [`traffic`] asks
 //! serving engines for their load. [`serve`] and [`trace`] are the two ways to run it.
@@ -15,6 +16,7 @@ pub mod inspect;
 pub mod ledger;
 pub mod output;
 pub mod probes;
+pub mod python;
 pub mod recorder;
 pub mod serve;
 pub mod ship;

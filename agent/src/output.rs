@@ -30,6 +30,8 @@ pub struct Checkpoint<'a> {
     pub ring_position: u64,
     pub waiting: Waiting,
     pub lost_reported: &'a [u64],
+    /// Python frames that were not read or sent, by cause.
+    pub python_lost: BTreeMap<String, u64>,
     pub window: &'a Counts,
     pub ledger: &'a mut Ledger,
     pub stacks: &'a Stacks,

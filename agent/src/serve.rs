@@ -62,13 +62,12 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         .unwrap_or(1);
 
     let checks = Checks::run(config.uprobe_multi)?;
-    let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
     let taking = Taking::of(&config)?;
     let (probes, mut channel) = bpf::load_pinned(
         &config.pin_path,
         next_seq,
         bpf::Sizes::of(&config)?,
-        uprobe_multi,
+        bpf::Abilities::of(&config, &checks.features),
     )?;
     channel.set(taking)?;
     let mut resumed = resume(frames, &channel, &host);

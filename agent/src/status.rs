@@ -44,6 +44,9 @@ pub struct Status {
     pub libraries: Vec<String>,
     pub hooked: usize,
     pub not_hooked: usize,
+    /// Python frames that were not read or sent since the probes were made, by cause.
+    #[serde(default)]
+    pub python_lost: BTreeMap<String, u64>,
     /// How processes are found, and what this kernel can do.
     pub discovery: Discovered,
     /// Share of the ring that waits to be written, 0..1.
@@ -102,6 +105,7 @@ pub fn write(
         libraries: known.libraries(),
         hooked,
         not_hooked,
+        python_lost: checkpoint.python_lost.clone(),
         discovery: known.report(),
         ring_fill: checkpoint.ring_fill,
         spool_files: room.usage().files() as usize,
@@ -145,6 +149,15 @@ fn discovery(text: &mut String, report: &Discovered) {
         "not hooked: framework = false"
     };
     let _ = writeln!(text, "  frameworks     {frameworks}");
+    for python in &report.pythons {
+        let what = match (&python.version, &python.refused) {
+            (_, Some(reason)) => format!("frames NOT read: {reason}"),
+            (Some(version), None) => format!("{version}, frames are read"),
+            (None, None) => "frames are read".to_string(),
+        };
+        let (pid, library) = (python.pid, &python.library);
+        let _ = writeln!(text, "  python         pid {pid}: {library}: {what}");
+    }
     let _ = writeln!(text, "  new mappings   {}", report.watch);
     if report.watch_lost > 0 {
         let lost = report.watch_lost;
@@ -328,6 +341,14 @@ pub fn text(status: &Status, running: bool) -> String {
         let _ = writeln!(text, "                 {library}");
     }
     discovery(&mut text, &status.discovery);
+    if !status.python_lost.is_empty() {
+        let causes: Vec<_> = status
+            .python_lost
+            .iter()
+            .map(|(cause, count)| format!("{cause} {count}"))
+            .collect();
+        let _ = writeln!(text, "  python frames  not read: {}", causes.join(", "));
+    }
     let _ = writeln!(
         text,
         "  ring           {:.1} % full",

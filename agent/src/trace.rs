@@ -57,9 +57,9 @@ pub fn trace(mut config: Config, job: &Job) -> anyhow::Result<i32> {
     // Before any thread starts: each would take signals for itself otherwise.
     let signals = Signals::take_over()?;
     let checks = Checks::run(config.uprobe_multi)?;
-    let uprobe_multi = config.uprobe_multi && checks.features.has("uprobe_multi");
+    let abilities = bpf::Abilities::of(&config, &checks.features);
     let taking = Taking::of(&config)?;
-    let (probes, mut channel) = bpf::load_unpinned(bpf::Sizes::of(&config)?, uprobe_multi)?;
+    let (probes, mut channel) = bpf::load_unpinned(bpf::Sizes::of(&config)?, abilities)?;
     channel.set(taking)?;
     // Other processes are none of our business, and hooking their libraries would only cost them.
     let wanted = Box::new(Descendants::asked_anew());

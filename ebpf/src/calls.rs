@@ -17,6 +17,7 @@ use vramscope_ebpf_abi::{
 };
 
 use crate::copy::{Of, copy_stack, may_copy};
+use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{InFlight, THREADS, Thread, lose, next_seq, send, thread};
 
@@ -150,6 +151,17 @@ pub fn enter(ctx: ProbeContext) -> u32 {
 
 #[uretprobe]
 pub fn leave(ctx: RetProbeContext) -> u32 {
+    left(&ctx, false)
+}
+
+/// The same, with Python frames; for kernels that have what reading them takes.
+#[uretprobe]
+pub fn leave_python(ctx: RetProbeContext) -> u32 {
+    left(&ctx, true)
+}
+
+#[inline(always)]
+fn left(ctx: &RetProbeContext, python: bool) -> u32 {
     let pid_tgid = bpf_get_current_pid_tgid();
     let tid = pid_tgid as u32;
     let Some(thread) = THREADS.get_ptr_mut(tid) else {
@@ -285,6 +297,9 @@ pub fn leave(ctx: RetProbeContext) -> u32 {
         (*call).frames = 0;
         (*call).kind = KIND_CALL;
         if cookie.stack && parent_enter_ns == 0 {
+            if python {
+                flags |= walk(pid_tgid, top.enter_ns, false);
+            }
             (*call).kind = KIND_CALL_STACK;
             let is_copied = may_copy(thread, Of::Call, top.enter_ns)
                 && copy_stack(thread, seq, regs.rip, regs.rsp, regs.rbp) != 0;

@@ -20,6 +20,7 @@ use vramscope_ebpf_abi::{
 };
 
 use crate::copy::{Of, copy_stack, may_copy};
+use crate::python::walk;
 use crate::stack::walk_stack;
 use crate::{PIECE_WORDS, SITES_OF, Thread, lose, next_seq, send, thread};
 
@@ -33,6 +34,9 @@ struct Event {
     second: u64,
     device: i32,
     flags: u32,
+    /// Python frames are read for it: of frees they are not, which are as many, and whose frames
+    /// tell where memory was used last at best.
+    python: bool,
 }
 
 /// The registers that a function's arguments and its stack are in.
@@ -67,6 +71,17 @@ fn registers(regs: *const pt_regs) -> Registers {
 
 #[uprobe]
 pub fn framework(ctx: ProbeContext) -> u32 {
+    happened(&ctx, false)
+}
+
+/// The same, with Python frames; for kernels that have what reading them takes.
+#[uprobe]
+pub fn framework_python(ctx: ProbeContext) -> u32 {
+    happened(&ctx, true)
+}
+
+#[inline(always)]
+fn happened(ctx: &ProbeContext, python: bool) -> u32 {
     // SAFETY: the helper takes the program's context.
     let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
     let regs = registers(ctx.regs);
@@ -89,7 +104,7 @@ pub fn framework(ctx: ProbeContext) -> u32 {
     // SAFETY: the entry belongs to the running thread alone; no other program writes it.
     let thread = unsafe { &mut *thread };
     match cookie.what {
-        What::Report => report(thread, &regs, device, pid_tgid),
+        What::Report => report(thread, &regs, device, pid_tgid, python),
         What::Oom => {
             let event = Event {
                 what: What::Oom,
@@ -100,17 +115,18 @@ pub fn framework(ctx: ProbeContext) -> u32 {
                 second: regs.arguments[2],
                 device,
                 flags: 0,
+                python,
             };
             tell(thread, event, pid_tgid, caller(&regs));
         }
-        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
+        What::Malloc => malloc(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid, python),
         What::Free => free(thread, ctx.as_ptr(), cookie.site, &regs, pid_tgid),
     }
     0
 }
 
 #[inline(always)]
-fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64) {
+fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64, python: bool) {
     let (address, size) = (regs.arguments[0], regs.arguments[1] as i64);
     let seq = next_seq();
     let mut flags = 0;
@@ -131,6 +147,7 @@ fn report(thread: &mut Thread, regs: &Registers, device: i32, pid_tgid: u64) {
         second: regs.arguments[3],
         device,
         flags,
+        python: python && size > 0,
     };
     tell(thread, event, pid_tgid, caller(regs));
 }
@@ -142,6 +159,7 @@ fn malloc(
     site: u32,
     regs: &Registers,
     pid_tgid: u64,
+    python: bool,
 ) {
     let Some(site) = operands(thread, ctx, site) else {
         return;
@@ -171,6 +189,7 @@ fn malloc(
         second: 0,
         device: device as i32,
         flags,
+        python: python && !is_paired,
     };
     let mut place = here(regs);
     if is_paired {
@@ -214,6 +233,7 @@ fn free(
         second: 0,
         device: -1,
         flags: 0,
+        python: false,
     };
     tell(thread, event, pid_tgid, here(regs));
 }
@@ -258,6 +278,9 @@ fn tell(thread: &mut Thread, event: Event, pid_tgid: u64, place: Place) {
     let now_ns = unsafe { bpf_ktime_get_ns() };
     let mut frames = 0;
     let mut flags = event.flags;
+    if event.python {
+        flags |= walk(pid_tgid, now_ns, true);
+    }
     if place.returns_to != 0 {
         let (ip, sp, bp) = (place.returns_to, place.sp, place.frame_pointer);
         let is_copied = may_copy(thread, Of::Framework, now_ns)

@@ -19,6 +19,7 @@ mod calls;
 mod copy;
 mod framework;
 mod processes;
+mod python;
 mod stack;
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};

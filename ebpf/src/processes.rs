@@ -8,6 +8,7 @@ use aya_ebpf::{
 use vramscope_ebpf_abi::{KIND_EXEC, KIND_EXIT, Loss, Process};
 
 use crate::calls::lose_calls_in_flight;
+use crate::python::{forget_process, forget_thread};
 use crate::{BPF_RB_FORCE_WAKEUP, EVENTS, THREADS, lose, next_seq};
 
 #[inline(always)]
@@ -32,6 +33,8 @@ pub fn exec(_ctx: RawTracePointContext) -> i32 {
     // Calls in flight died with the old program.
     lose_calls_in_flight(tgid);
     let _ = THREADS.remove(tgid);
+    forget_thread(tgid);
+    forget_process(tgid);
     process_record(KIND_EXEC, tgid);
     0
 }
@@ -42,8 +45,11 @@ pub fn exit(_ctx: RawTracePointContext) -> i32 {
     let (tgid, tid) = ((pid_tgid >> 32) as u32, pid_tgid as u32);
     lose_calls_in_flight(tid);
     let _ = THREADS.remove(tid);
+    forget_thread(tid);
     // A thread's exit frees nothing; the agent checks that the others are gone as well.
     if tid == tgid {
+        // Of threads that go on without their leader no Python frames are read.
+        forget_process(tgid);
         process_record(KIND_EXIT, tgid);
     }
     0

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
 use vramscope_ebpf_abi::Loss;
+use vramscope_ebpf_abi::python::Lost;
 
 use crate::Map;
 use crate::config::Config;
@@ -28,8 +29,9 @@ use crate::ledger::{Change, Desk, Ledger, Process, Turn};
 use crate::output::{Checkpoint, Output};
 use crate::probes::channel::Channel;
 use crate::probes::order::{Ordered, Orderer, Waiting};
-use crate::probes::record::{self, Decoded, Stack};
+use crate::probes::record::{self, Decoded, PythonOf, Stack};
 use crate::probes::{Event, TracedCall};
+use crate::python::walks;
 use crate::spool::room;
 use crate::spool::rows::{AllocRow, DeviceRow, Rows, StackRow};
 use crate::stacks::{Stacks, Taken};
@@ -108,6 +110,19 @@ pub struct Engine {
     last_sweep: Instant,
     last_report: Instant,
     flush_failed: bool,
+}
+
+/// Python frames that were not read or sent since the probes were made, by cause.
+fn python_lost(channel: &Channel) -> BTreeMap<String, u64> {
+    let counts = channel.python_lost().unwrap_or_else(|error| {
+        error!("failed to read the counters of Python frames: {error:#}");
+        Default::default()
+    });
+    let named = Lost::ALL.iter().zip(counts);
+    named
+        .filter(|(_, count)| *count > 0)
+        .map(|(cause, count)| (cause.name().to_string(), count))
+        .collect()
 }
 
 /// What an earlier run left.
@@ -321,11 +336,19 @@ impl Engine {
             ..
         } = self;
         let taken = ring.read(RECORDS_PER_TURN, |bytes| {
+            if walks::is_record(bytes) {
+                if !stacks.python.take(bytes) {
+                    error!("a record of Python frames makes no sense");
+                    *undecodable += 1;
+                }
+                return;
+            }
             let Decoded {
                 mut event,
                 frames,
                 mut cut,
                 copied: is_copied,
+                python,
             } = match record::decode(bytes) {
                 Ok(decoded) => decoded,
                 Err(error) => {
@@ -335,10 +358,10 @@ impl Engine {
                 }
             };
             // What has to be done while the process can be asked is not left for the event's turn.
-            let (tgid, probed) = match &event {
-                Event::Call(call) => (call.tgid, call.hook().symbol),
-                Event::Framework(told) => (told.tgid, told.probed()),
-                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, ""),
+            let (tgid, probed, call) = match &event {
+                Event::Call(call) => (call.tgid, call.hook().symbol, (call.tid, call.enter_ns)),
+                Event::Framework(told) => (told.tgid, told.probed(), (told.tid, told.at_ns)),
+                Event::Exec { tgid, .. } | Event::Exit { tgid, .. } => (*tgid, "", (0, 0)),
             };
             let wanted = |filter: &mut Box<dyn Filter>| filter.wants(tgid);
             let stack = if !frames.is_empty() && filter.as_mut().is_none_or(wanted) {
@@ -350,12 +373,23 @@ impl Engine {
                 let copied = is_copied.then(|| copies.find(event.seq())).flatten();
                 // The ring of copies was emptied meanwhile.
                 cut |= is_copied && copied.is_none();
+                let walked = match python {
+                    PythonOf::Sent => stacks.python.of_call(call.0, call.1),
+                    PythonOf::None | PythonOf::Lost => None,
+                };
                 let taken = Taken {
                     frames,
                     cut,
                     copied,
+                    walked: walked.as_ref(),
+                    python,
                 };
-                stacks.resolve(tgid, probed, &taken, seen)
+                let layout = || {
+                    let known = discovery.known();
+                    let found = known.python(tgid)?;
+                    found.layout.clone().ok()
+                };
+                stacks.resolve(tgid, probed, &taken, seen, layout)
             } else {
                 Stack::default()
             };
@@ -569,6 +603,7 @@ impl Engine {
             ring_position: position,
             waiting,
             lost_reported: &self.lost_reported,
+            python_lost: python_lost(&self.channel),
             window: &self.window.counts,
             ledger: &mut self.ledger,
             stacks: &self.stacks,

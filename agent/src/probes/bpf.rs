@@ -23,16 +23,18 @@ use aya::{Ebpf, EbpfLoader};
 use tracing::info;
 
 use super::channel::Channel;
+use super::features::{Features, PYTHON_FRAMES};
 use super::hooks::HOOKS;
 use super::multi;
 use super::places::SiteTable;
 use crate::host::bpffs;
 use crate::host::library::FileId;
+use crate::python::table::{self, Table};
 
 /// The object that `cargo xtask ebpf` built; empty if it had not been built.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/vramscope.bpf.o"));
 
-const MAPS: [&str; 9] = [
+const MAPS: [&str; 14] = [
     "EVENTS",
     "STACKS",
     "SETTINGS",
@@ -42,9 +44,17 @@ const MAPS: [&str; 9] = [
     "GENERATION",
     "LOST",
     SITES_OF,
+    table::PYTHON,
+    table::PYTHON_THREADS,
+    "NEW_PYTHON_THREAD",
+    table::PYTHON_SEEN,
+    table::PYTHON_LOST,
 ];
 /// Programs for entries and returns of functions, and for places of a framework's allocator.
 const UPROBES: [&str; 3] = ["enter", "leave", FRAMEWORK];
+/// The same with Python frames, where the kernel has what reading them takes; pinned under the same
+/// names.
+const WITH_PYTHON: [(&str, &str); 2] = [("leave", "leave_python"), (FRAMEWORK, "framework_python")];
 pub(super) const FRAMEWORK: &str = "framework";
 pub(super) const SITES_OF: &str = "SITES_OF";
 pub(super) const TRACEPOINTS: [(&str, &str); 2] = [
@@ -91,6 +101,29 @@ impl Sizes {
     }
 }
 
+/// Which of the kernel's abilities are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    pub uprobe_multi: bool,
+    pub python: bool,
+}
+
+impl Abilities {
+    pub fn of(config: &crate::config::Config, features: &Features) -> Self {
+        Self {
+            uprobe_multi: config.uprobe_multi && features.has("uprobe_multi"),
+            // Whatever the configuration says: the programs do nothing until told of a process, and
+            // the next agent may want them.
+            python: features.has(PYTHON_FRAMES),
+        }
+    }
+
+    fn program(self, name: &'static str) -> &'static str {
+        let with = WITH_PYTHON.iter().find(|(plain, _)| *plain == name);
+        with.filter(|_| self.python).map_or(name, |(_, with)| *with)
+    }
+}
+
 /// Whether a function of one library is probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
@@ -113,6 +146,9 @@ pub struct Probes {
     pub(super) tracepoint_links: Vec<(&'static str, RawTracePointLinkId)>,
     /// Where the operands of a framework's probes lie.
     pub(super) sites: SiteTable,
+    /// What the kernel side is told of interpreters, if it can read their frames; whoever finds
+    /// them takes it.
+    pub python: Option<Table>,
 }
 
 pub(super) struct MultiPrograms {
@@ -122,7 +158,7 @@ pub(super) struct MultiPrograms {
 }
 
 pub(super) enum Programs {
-    Loaded(Box<Ebpf>),
+    Loaded(Box<Ebpf>, Abilities),
     Pinned(Box<Pinned>),
 }
 
@@ -133,11 +169,11 @@ pub(super) struct Pinned {
 }
 
 impl Programs {
-    pub(super) fn get(&mut self, name: &str) -> anyhow::Result<&mut UProbe> {
+    pub(super) fn get(&mut self, name: &'static str) -> anyhow::Result<&mut UProbe> {
         match self {
-            Programs::Loaded(ebpf) => {
+            Programs::Loaded(ebpf, abilities) => {
                 let program = ebpf
-                    .program_mut(name)
+                    .program_mut(abilities.program(name))
                     .with_context(|| format!("no BPF program {name:?} in the object"))?;
                 Ok(program.try_into()?)
             }
@@ -152,15 +188,20 @@ impl Programs {
 
 /// Loads the programs for one command; they go away with this process. Sequence numbers start
 /// at 1.
-pub fn load_unpinned(sizes: Sizes, uprobe_multi: bool) -> anyhow::Result<(Probes, Channel)> {
-    let mut ebpf = load_object(sizes)?;
-    let multi = load_multi(&ebpf, uprobe_multi);
+pub fn load_unpinned(sizes: Sizes, abilities: Abilities) -> anyhow::Result<(Probes, Channel)> {
+    let mut ebpf = load_object(sizes, abilities)?;
+    let multi = load_multi(&ebpf, abilities);
     // Before anything is attached: numbers must not start over.
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
     let sites = SiteTable::open(take_map(&mut ebpf, SITES_OF)?)?;
     let tracepoint_links = attach_tracepoints(&mut ebpf, None)?;
+    let python = match abilities.python {
+        true => Some(Table::open(take_map(&mut ebpf, table::PYTHON)?)?),
+        false => None,
+    };
     let probes = Probes {
-        programs: Programs::Loaded(Box::new(ebpf)),
+        python,
+        programs: Programs::Loaded(Box::new(ebpf), abilities),
         pins: None,
         attached: HashMap::new(),
         multi,
@@ -175,8 +216,12 @@ pub fn load_unpinned(sizes: Sizes, uprobe_multi: bool) -> anyhow::Result<(Probes
 /// The ring and the programs, attached to nothing but what tests attach.
 #[cfg(test)]
 pub(super) fn load_for_test(sizes: Sizes) -> anyhow::Result<(Channel, Option<MultiPrograms>)> {
-    let mut ebpf = load_object(sizes)?;
-    let multi = load_multi(&ebpf, true);
+    let abilities = Abilities {
+        uprobe_multi: true,
+        python: true,
+    };
+    let mut ebpf = load_object(sizes, abilities)?;
+    let multi = load_multi(&ebpf, abilities);
     let channel = Channel::open(|name| take_map(&mut ebpf, name), Some(1))?;
     Ok((channel, multi))
 }
@@ -187,7 +232,7 @@ pub fn load_pinned(
     root: &Path,
     next_seq: u64,
     sizes: Sizes,
-    uprobe_multi: bool,
+    abilities: Abilities,
 ) -> anyhow::Result<(Probes, Channel)> {
     bpffs::ensure_mounted(root)?;
     let pins = root.join(format!("{:016x}", identity()));
@@ -199,7 +244,7 @@ pub fn load_pinned(
         remove_pins(root)?;
         fs::create_dir_all(&links)
             .with_context(|| format!("failed to create {}", links.display()))?;
-        let mut ebpf = load_object(sizes)?;
+        let mut ebpf = load_object(sizes, abilities)?;
         for name in MAPS {
             let map = ebpf
                 .map_mut(name)
@@ -209,7 +254,7 @@ pub fn load_pinned(
         }
         for name in UPROBES {
             let program: &mut UProbe = ebpf
-                .program_mut(name)
+                .program_mut(abilities.program(name))
                 .context("no such BPF program")?
                 .try_into()?;
             program
@@ -225,7 +270,7 @@ pub fn load_pinned(
                 .pin(pins.join(name))
                 .with_context(|| format!("failed to pin program {name}"))?;
         }
-        if let Some(multi) = load_multi(&ebpf, uprobe_multi) {
+        if let Some(multi) = load_multi(&ebpf, abilities) {
             for (name, program) in [
                 ("enter-multi", &multi.enter),
                 ("leave-multi", &multi.leave),
@@ -249,6 +294,13 @@ pub fn load_pinned(
     let mut channel = Channel::open(open, None)?;
     channel.fresh = fresh;
     let sites = SiteTable::open(open(SITES_OF)?)?;
+    let python = match abilities.python {
+        true => Some(Table::open(open(table::PYTHON)?)?),
+        false => None,
+    };
+    if !fresh {
+        table::forget_seen(open(table::PYTHON_SEEN)?)?;
+    }
     let open = |name: &str| multi::open_pin(&pins.join(name)).ok();
     let multi = open("enter-multi")
         .zip(open("leave-multi"))
@@ -273,6 +325,7 @@ pub fn load_pinned(
             perf_links: Vec::new(),
             tracepoint_links: Vec::new(),
             sites,
+            python,
         },
         channel,
     ))
@@ -309,7 +362,7 @@ fn identity() -> u64 {
     hash.digest()
 }
 
-fn load_object(sizes: Sizes) -> anyhow::Result<Ebpf> {
+fn load_object(sizes: Sizes, abilities: Abilities) -> anyhow::Result<Ebpf> {
     if OBJECT.is_empty() {
         bail!(
             "this agent was built without its BPF program: run `cargo xtask ebpf` and build it again"
@@ -319,14 +372,15 @@ fn load_object(sizes: Sizes) -> anyhow::Result<Ebpf> {
     loader
         .map_max_entries("EVENTS", sizes.ring_bytes)
         .map_max_entries("STACKS", sizes.stack_ring_bytes)
-        .map_max_entries("THREADS", sizes.threads);
+        .map_max_entries("THREADS", sizes.threads)
+        .map_max_entries(table::PYTHON_THREADS, sizes.threads);
     let mut ebpf = loader.load(OBJECT).map_err(|error| {
         anyhow::anyhow!(
             "failed to load the BPF program: {}; it needs a kernel from 5.15 on with BPF, and root or CAP_BPF + CAP_PERFMON + CAP_SYS_ADMIN",
             chain(&error)
         )
     })?;
-    for name in UPROBES {
+    for name in UPROBES.map(|name| abilities.program(name)) {
         let program: &mut UProbe = ebpf
             .program_mut(name)
             .context("no such BPF program")?
@@ -348,8 +402,8 @@ fn load_object(sizes: Sizes) -> anyhow::Result<Ebpf> {
 }
 
 /// Kernels before 6.6 know no uprobe-multi links; perf events do the same, slower to take away.
-fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<MultiPrograms> {
-    if !wanted {
+fn load_multi(ebpf: &Ebpf, abilities: Abilities) -> Option<MultiPrograms> {
+    if !abilities.uprobe_multi {
         return None;
     }
     let maps: Vec<(String, RawFd)> = ebpf
@@ -358,6 +412,7 @@ fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<MultiPrograms> {
             let (Map::Array(data)
             | Map::RingBuf(data)
             | Map::PerCpuArray(data)
+            | Map::LruHashMap(data)
             | Map::HashMap(data)) = map
             else {
                 return None;
@@ -366,7 +421,7 @@ fn load_multi(ebpf: &Ebpf, wanted: bool) -> Option<MultiPrograms> {
         })
         .collect();
     let load = |name| {
-        multi::load(OBJECT, &maps, name)
+        multi::load(OBJECT, &maps, abilities.program(name))
             .inspect_err(|error| info!("hooking by perf events: {error:#}"))
             .ok()
     };
@@ -416,7 +471,11 @@ pub(super) fn attach_tracepoints(
 fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<MapData> {
     match ebpf.take_map(name) {
         Some(
-            Map::Array(data) | Map::RingBuf(data) | Map::PerCpuArray(data) | Map::HashMap(data),
+            Map::Array(data)
+            | Map::RingBuf(data)
+            | Map::PerCpuArray(data)
+            | Map::LruHashMap(data)
+            | Map::HashMap(data),
         ) => Ok(data),
         _ => bail!("no BPF map {name:?} in the object"),
     }

@@ -6,12 +6,14 @@ use std::os::fd::AsFd;
 use anyhow::Context;
 use aya::maps::{Array, Map, MapData, PerCpuArray};
 use vramscope_ebpf_abi::Loss;
+use vramscope_ebpf_abi::python::Lost;
 use vramscope_ebpf_abi::stack::SIZES;
 
 use crate::config::Config;
 
 use super::copies::Copies;
 use super::ring::Ring;
+use crate::python::table::{Counts, PYTHON_LOST};
 
 /// What the draining side needs of the kernel side.
 pub struct Channel {
@@ -20,6 +22,7 @@ pub struct Channel {
     pub copies: Copies,
     settings: Array<MapData, [u64; 2]>,
     lost: PerCpuArray<MapData, u64>,
+    python: Counts,
     /// When the ring was made, nanoseconds since boot. It names the ring: two agents that see the
     /// same value in one boot read the same ring.
     pub generation: u64,
@@ -42,6 +45,7 @@ impl Channel {
         let copies = Ring::open(stacks.fd().as_fd(), bytes.max_entries())
             .context("failed to map the ring of stacks")?;
         let lost = PerCpuArray::try_from(Map::PerCpuArray(map("LOST")?))?;
+        let python = Counts::open(map(PYTHON_LOST)?)?;
         if let Some(next_seq) = next_seq {
             let mut seq = Array::<_, u64>::try_from(Map::Array(map("SEQ")?))?;
             seq.set(0, next_seq, 0)?;
@@ -52,9 +56,15 @@ impl Channel {
             copies: Copies::new(copies),
             settings: Array::try_from(Map::Array(map("SETTINGS")?))?,
             lost,
+            python,
             generation,
             fresh: true,
         })
+    }
+
+    /// Python frames that were not read or sent since the maps were made, by cause.
+    pub fn python_lost(&self) -> anyhow::Result<[u64; Lost::COUNT as usize]> {
+        self.python.read()
     }
 
     /// How stacks are taken from now on.

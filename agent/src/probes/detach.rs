@@ -42,7 +42,7 @@ impl Probes {
             self.programs.get(program)?.detach(link)?;
         }
         for (name, link) in std::mem::take(&mut self.tracepoint_links) {
-            if let Programs::Loaded(ebpf) = &mut self.programs {
+            if let Programs::Loaded(ebpf, _) = &mut self.programs {
                 let program: &mut RawTracePoint = ebpf
                     .program_mut(name)
                     .with_context(|| format!("no BPF program {name:?} in the object"))?
@@ -56,7 +56,7 @@ impl Probes {
     /// Puts the process hooks back that [`Self::detach_all`] took out.
     pub fn reattach(&mut self) -> anyhow::Result<()> {
         match (&mut self.programs, &self.pins) {
-            (Programs::Loaded(ebpf), _) => {
+            (Programs::Loaded(ebpf, _), _) => {
                 self.tracepoint_links = super::bpf::attach_tracepoints(ebpf, None)?;
             }
             (Programs::Pinned(_), Some(pins)) => {

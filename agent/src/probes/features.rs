@@ -10,13 +10,18 @@ use serde::{Deserialize, Serialize};
 use super::multi;
 use super::preflight::{self, Preflight};
 use crate::host::perf;
+use crate::python::btf;
 
 // Values of `enum bpf_cmd`, `bpf_map_type` and the helpers' numbers in `linux/bpf.h`.
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_TYPE_RINGBUF: u32 = 27;
 const BPF_FUNC_GET_STACK: i32 = 67;
 const BPF_FUNC_GET_ATTACH_COOKIE: i32 = 174;
+const BPF_FUNC_LOOP: i32 = 181;
 const BPF_F_USER_STACK: i32 = 1 << 8;
+
+/// The name of the ability to read Python frames.
+pub const PYTHON_FRAMES: &str = "python_frames";
 
 /// One ability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,6 +120,13 @@ impl Features {
                     multi_link(),
                     multi_use,
                     "a perf event for each function, slower to take away (kernels from 6.6 on have it)",
+                ),
+                feature(
+                    PYTHON_FRAMES,
+                    false,
+                    python_frames(),
+                    "frames of CPython in stacks",
+                    "stacks without Python frames (kernels from 5.17 on with BTF have it)",
                 ),
                 feature(
                     "mmap_events",
@@ -234,6 +246,72 @@ fn stack_program() -> Vec<Instruction> {
         &END,
     ]
     .concat()
+}
+
+/// `bpf_loop(1, each, NULL, 0)`, with `each` behind it: `return 1`. A function that is called back
+/// has to be described.
+fn loop_program() -> (Vec<Instruction>, multi::Described) {
+    /// `r2 = the function that begins six instructions further on`.
+    const BPF_PSEUDO_FUNC: u8 = 4;
+    let main = [
+        instruction(0xb7, 1, 0, 1),
+        instruction(0x18, 2, BPF_PSEUDO_FUNC, 6),
+        instruction(0, 0, 0, 0),
+        instruction(0xb7, 3, 0, 0),
+        instruction(0xb7, 4, 0, 0),
+        call(BPF_FUNC_LOOP),
+    ];
+    let each = [instruction(0xb7, 0, 0, 1), instruction(0x95, 0, 0, 0)];
+    let program = [&main[..], &END, &each].concat();
+    // Documentation/bpf/btf.rst: an int; a function that gives one; two functions of that type, the
+    // first at instruction 0, the second at instruction 8.
+    const STRINGS: &[u8] = b"\0int\0main\0each\0";
+    const TYPES: [u32; 13] = [
+        1,
+        1 << 24,
+        4,
+        1 << 24 | 32,
+        0,
+        13 << 24,
+        1,
+        5,
+        12 << 24,
+        2,
+        10,
+        12 << 24,
+        2,
+    ];
+    let bytes = size_of_val(&TYPES) as u32;
+    let header = [24, 0, bytes, bytes, STRINGS.len() as u32];
+    let mut btf = vec![0x9f, 0xeb, 1, 0];
+    btf.extend(
+        header
+            .iter()
+            .chain(&TYPES)
+            .flat_map(|word| word.to_le_bytes()),
+    );
+    btf.extend_from_slice(STRINGS);
+    let functions = [0u32, 3, 8, 4].iter().flat_map(|word| word.to_le_bytes());
+    let described = multi::Described {
+        btf,
+        functions: functions.collect(),
+        count: 2,
+    };
+    (program, described)
+}
+
+fn python_frames() -> io::Result<()> {
+    let (program, described) = loop_program();
+    multi::load_described(
+        program.as_ptr().cast(),
+        program.len(),
+        c"GPL",
+        multi::NO_ATTACH_TYPE,
+        Some(&described),
+    )?;
+    btf::fsbase(btf::VMLINUX.as_ref())
+        .map(|_| ())
+        .map_err(io::Error::other)
 }
 
 fn load(program: &[Instruction]) -> io::Result<()> {

@@ -10,7 +10,7 @@ use vramscope_ebpf_abi::framework::{
     self as abi, FLAG_ANNOUNCED, FLAG_COPIED, FLAG_PAIRED, FLAG_STACK_CUT,
 };
 
-use super::record::{DecodeError, Decoded, Event, Stack, word};
+use super::record::{DecodeError, Decoded, Event, PythonOf, Stack, word};
 
 /// Names of the probed places: `coverage.symbol`, `alloc_events.api`.
 pub const MALLOC: &str = "pytorch:malloc";
@@ -136,6 +136,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         stack: Stack::default(),
     };
     Ok(Decoded {
+        python: PythonOf::of(flags),
         event: Event::Framework(told),
         frames,
         cut: flags & FLAG_STACK_CUT != 0,

@@ -19,6 +19,7 @@ use anyhow::Context;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
+const BPF_BTF_LOAD: i64 = 18;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 pub(super) const BPF_TRACE_UPROBE_MULTI: u32 = 48;
@@ -43,6 +44,32 @@ struct ProgLoad {
     prog_name: [u8; 16],
     prog_ifindex: u32,
     expected_attach_type: u32,
+    prog_btf_fd: u32,
+    func_info_rec_size: u32,
+    func_info: u64,
+    func_info_cnt: u32,
+    padding: u32,
+}
+
+/// The part that loading type information needs.
+#[repr(C)]
+#[derive(Default)]
+struct BtfLoad {
+    btf: u64,
+    btf_log_buf: u64,
+    btf_size: u32,
+    btf_log_size: u32,
+    btf_log_level: u32,
+    padding: u32,
+}
+
+/// Type information of a program's functions; the kernel asks for it where a function is called
+/// back.
+pub(super) struct Described {
+    pub btf: Vec<u8>,
+    /// For each function the number of its first instruction and that of its type, four bytes each.
+    pub functions: Vec<u8>,
+    pub count: usize,
 }
 
 /// The part that creating a uprobe-multi link needs.
@@ -86,6 +113,11 @@ pub struct Site {
 /// them.
 pub fn load(object: &[u8], maps: &[(String, RawFd)], name: &str) -> anyhow::Result<OwnedFd> {
     let mut object = aya_obj::Object::parse(object).context("the BPF object is damaged")?;
+    let btf = match aya::features().btf() {
+        Some(features) => object.fixup_and_sanitize_btf(features)?,
+        None => None,
+    };
+    let btf = btf.map(aya_obj::btf::Btf::to_bytes);
     let known: Vec<(String, RawFd, aya_obj::Map)> = maps
         .iter()
         .filter_map(|(name, fd)| Some((name.clone(), *fd, object.maps.get(name)?.clone())))
@@ -103,11 +135,17 @@ pub fn load(object: &[u8], maps: &[(String, RawFd)], name: &str) -> anyhow::Resu
         .get(name)
         .with_context(|| format!("no BPF program {name:?} in the object"))?;
     let function = &object.functions[&program.function_key()];
-    load_instructions(
+    let described = btf.map(|btf| Described {
+        btf,
+        functions: function.func_info.func_info_bytes(),
+        count: function.func_info.len(),
+    });
+    load_described(
         function.instructions.as_ptr().cast(),
         function.instructions.len(),
         &program.license,
         BPF_TRACE_UPROBE_MULTI,
+        described.as_ref(),
     )
     .with_context(|| format!("the kernel refused BPF program {name} for uprobe-multi links"))
 }
@@ -120,7 +158,35 @@ pub(super) fn load_instructions(
     license: &CStr,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
+    load_described(instructions, count, license, attach_type, None)
+}
+
+/// The same of a program whose functions are described.
+pub(super) fn load_described(
+    instructions: *const u8,
+    count: usize,
+    license: &CStr,
+    attach_type: u32,
+    described: Option<&Described>,
+) -> io::Result<OwnedFd> {
+    let btf = match described {
+        Some(described) => {
+            let attributes = BtfLoad {
+                btf: described.btf.as_ptr() as u64,
+                btf_size: described.btf.len() as u32,
+                ..BtfLoad::default()
+            };
+            // SAFETY: the bytes live until the call is over.
+            Some(unsafe { bpf_fd(BPF_BTF_LOAD, &attributes) }?)
+        }
+        None => None,
+    };
+    let described = described.zip(btf.as_ref());
     let attributes = ProgLoad {
+        prog_btf_fd: described.map_or(0, |(_, btf)| btf.as_raw_fd() as u32),
+        func_info_rec_size: described.map_or(0, |_| 8),
+        func_info: described.map_or(0, |(d, _)| d.functions.as_ptr() as u64),
+        func_info_cnt: described.map_or(0, |(d, _)| d.count as u32),
         prog_type: BPF_PROG_TYPE_KPROBE,
         insn_cnt: count as u32,
         insns: instructions as u64,

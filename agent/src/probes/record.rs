@@ -8,6 +8,8 @@ use vramscope_ebpf_abi::{
     KIND_FRAMEWORK, Process, STACK_FRAMES,
 };
 
+use vramscope_ebpf_abi::python::{CALL_PYTHON, CALL_PYTHON_LOST};
+
 use super::framework::Told;
 use super::hooks::{HOOKS, Hook};
 
@@ -32,6 +34,15 @@ pub enum Quality {
     Truncated,
     /// No frame lies in a known module.
     Unresolved,
+    /// The same four with Python frames in them, and with such that could not be read.
+    FramePointerPython,
+    FramePointerNoPython,
+    TruncatedPython,
+    TruncatedNoPython,
+    UnresolvedPython,
+    UnresolvedNoPython,
+    FullPython,
+    FullNoPython,
 }
 
 impl Quality {
@@ -43,6 +54,29 @@ impl Quality {
             Quality::FramePointer => "frame_pointer",
             Quality::Truncated => "truncated",
             Quality::Unresolved => "unresolved",
+            Quality::FramePointerPython => "frame_pointer+python",
+            Quality::FramePointerNoPython => "frame_pointer-python",
+            Quality::TruncatedPython => "truncated+python",
+            Quality::TruncatedNoPython => "truncated-python",
+            Quality::UnresolvedPython => "unresolved+python",
+            Quality::UnresolvedNoPython => "unresolved-python",
+            Quality::FullPython => "full+python",
+            Quality::FullNoPython => "full-python",
+        }
+    }
+
+    /// The same of a stack with an interpreter in it, whose frames were read or not.
+    pub const fn with_python(self, read: bool) -> Self {
+        match (self, read) {
+            (Quality::FramePointer, true) => Quality::FramePointerPython,
+            (Quality::FramePointer, false) => Quality::FramePointerNoPython,
+            (Quality::Truncated, true) => Quality::TruncatedPython,
+            (Quality::Truncated, false) => Quality::TruncatedNoPython,
+            (Quality::Unresolved, true) => Quality::UnresolvedPython,
+            (Quality::Unresolved, false) => Quality::UnresolvedNoPython,
+            (Quality::Full, true) => Quality::FullPython,
+            (Quality::Full, false) => Quality::FullNoPython,
+            (other, _) => other,
         }
     }
 }
@@ -160,12 +194,37 @@ pub struct Decoded<'a> {
     /// Registers and stack were copied ([`super::copies`]), and of the return addresses only the
     /// first is here.
     pub copied: bool,
+    /// What the kernel side did about Python frames.
+    pub python: PythonOf,
+}
+
+/// What the kernel side did about a call's Python frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PythonOf {
+    /// Nothing: the thread runs no Python, or nobody looked.
+    #[default]
+    None,
+    /// They were sent, right before.
+    Sent,
+    /// There are some, and they could not be sent.
+    Lost,
+}
+
+impl PythonOf {
+    pub(super) fn of(flags: u32) -> Self {
+        match flags & (CALL_PYTHON | CALL_PYTHON_LOST) {
+            0 => Self::None,
+            CALL_PYTHON => Self::Sent,
+            _ => Self::Lost,
+        }
+    }
 }
 
 /// Decodes one record.
 pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
     let alone = |event| Decoded {
         event,
+        python: PythonOf::None,
         frames: &[],
         cut: false,
         copied: false,
@@ -249,6 +308,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, DecodeError> {
         stack: Stack::default(),
     };
     Ok(Decoded {
+        python: PythonOf::of(flags),
         event: Event::Call(call),
         frames,
         cut: flagged(FLAG_STACK_FULL),
@@ -314,6 +374,7 @@ mod tests {
             event: Event::Call(call),
             frames,
             cut: false,
+            python: PythonOf::None,
             copied: false,
         } = decode(&record).unwrap()
         else {

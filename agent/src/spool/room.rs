@@ -85,7 +85,10 @@ pub const RECORDER: [&str; 3] = [RECORDER_FULL, RECORDER_OVERWRITTEN, RECORDER_O
 /// False for what is told beside the losses and is none: rows that went as the configuration has
 /// it (their calls are in the roll-ups), and stacks that are less than they were to be.
 pub fn is_loss(cause: &str) -> bool {
-    cause != RECORDER_OVERWRITTEN && cause != RECORDER_OFF && cause != Loss::StackNotCopied.name()
+    cause != RECORDER_OVERWRITTEN
+        && cause != RECORDER_OFF
+        && cause != Loss::StackNotCopied.name()
+        && cause != Loss::PythonNotRead.name()
 }
 
 /// True for a cause that counts calls, which `agent_windows.lost` sums up.

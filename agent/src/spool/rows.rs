@@ -50,6 +50,7 @@ pub enum FrameKind {
     Native,
     /// Native code that the compiler put into the function of the next native frame.
     Inlined,
+    Python,
 }
 
 impl FrameKind {
@@ -58,6 +59,7 @@ impl FrameKind {
         match self {
             FrameKind::Native => "native",
             FrameKind::Inlined => "inlined",
+            FrameKind::Python => "python",
         }
     }
 }

@@ -12,10 +12,12 @@
 //! there, and what they are made from has to be part of the key.
 //!
 //! Invariant: `stack_id` depends on the build ids (or file names, where a file has none) and the
-//! offsets alone, never on load addresses, paths or names.
+//! offsets alone, and of Python frames on what the packages' own files say; never on load addresses
+//! or where things are installed.
 
 pub mod modules;
 mod naming;
+mod pythonic;
 pub mod rules;
 pub mod space;
 pub mod symbols;
@@ -27,14 +29,18 @@ mod tests;
 use std::collections::HashSet;
 use std::time::Duration;
 
+use vramscope_ebpf_abi::python::Interpreter;
+
 use crate::Map;
 use crate::host::procfs::Mapping;
 use crate::host::sigbus;
 use crate::probes::copies::Copied;
-use crate::probes::record::{Quality, Stack};
+use crate::probes::record::{PythonOf, Quality, Stack};
+use crate::python::walks::{Walked, Walks};
 use crate::spool::rows::StackRow;
 use modules::{ModuleId, Modules};
 use naming::Naming;
+use pythonic::{Interpreters, Place, Seen};
 use rules::Step;
 use space::AddressSpace;
 use unwind::{End, Unwinding};
@@ -66,13 +72,16 @@ struct Location {
 struct Unnamed {
     stack_id: i64,
     api: &'static str,
-    locations: Vec<Location>,
+    places: Vec<Place>,
 }
 
 impl Unnamed {
     /// What has to be named.
     fn natives(&self) -> impl Iterator<Item = Location> {
-        self.locations.iter().copied()
+        self.places.iter().filter_map(|place| match place {
+            Place::Native(location) => Some(*location),
+            Place::Python(_) => None,
+        })
     }
 }
 
@@ -94,6 +103,9 @@ pub struct Taken<'a> {
     pub cut: bool,
     /// Registers and bytes to find them from.
     pub copied: Option<Copied<'a>>,
+    /// The walk of its Python frames, and what the kernel side said of it.
+    pub walked: Option<&'a Walked>,
+    pub python: PythonOf,
 }
 
 /// A stack that was looked at before.
@@ -111,6 +123,20 @@ struct Process {
     resolved: Map<u128, Resolved>,
 }
 
+/// What tells a stack from others of its process. Wide enough for two never to meet by chance.
+fn key(frames: &[u8], seed: u64, taken: &Taken<'_>) -> u128 {
+    let seed = seed << 2 | taken.python as u64;
+    let Some(walked) = taken.walked else {
+        return xxhash_rust::xxh3::xxh3_128_with_seed(frames, seed);
+    };
+    let mut hash = xxhash_rust::xxh3::Xxh3::with_seed(seed);
+    hash.update(frames);
+    // No address of code is so low.
+    hash.update(&u64::from(walked.is_whole()).to_le_bytes());
+    hash.update(walked.bytes());
+    hash.digest128()
+}
+
 /// All stacks of this host.
 pub struct Stacks {
     modules: Modules,
@@ -121,6 +147,9 @@ pub struct Stacks {
     /// Of how many of them, the first ones, the names were asked for.
     asked: usize,
     naming: Naming,
+    /// What the kernel side sends of Python.
+    pub python: Walks,
+    interpreters: Interpreters,
 }
 
 impl Stacks {
@@ -135,6 +164,8 @@ impl Stacks {
             unnamed: Vec::new(),
             asked: 0,
             naming: Naming::start(names),
+            python: Walks::default(),
+            interpreters: Interpreters::default(),
         }
     }
 
@@ -165,16 +196,18 @@ impl Stacks {
     /// A process is gone, or runs another program.
     pub fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
+        self.python.forget(pid);
     }
 
     /// The stack of a call of the function `api`. `seen` gives mappings that were read earlier, for a
-    /// process that is over.
+    /// process that is over; `layout` where its interpreter keeps things.
     pub fn resolve(
         &mut self,
         pid: u32,
         api: &'static str,
         taken: &Taken<'_>,
         seen: impl FnOnce() -> Vec<Mapping>,
+        layout: impl FnOnce() -> Option<Interpreter>,
     ) -> Stack {
         if taken.frames.is_empty() && taken.copied.is_none() {
             return Stack::default();
@@ -203,7 +236,7 @@ impl Stacks {
             // good as the name, and costs nothing to hash.
             let ways = u64::from(taken.cut) | end.map_or(0, |end| (end as u64 + 1) << 1);
             let seed = (api.as_ptr() as u64) << 4 | ways;
-            let key = xxhash_rust::xxh3::xxh3_128_with_seed(frames, seed);
+            let key = key(frames, seed, taken);
             if let Some(resolved) = process.resolved.get(&key) {
                 if resolved.spoils {
                     self.unwinding.forget();
@@ -226,7 +259,22 @@ impl Stacks {
         if spoils {
             self.unwinding.forget();
         }
-        let stack = self.enter(api, &looked.natives, quality);
+        let walked = taken
+            .walked
+            .map(|walked| self.python.resolve(walked, layout));
+        // Names that are missing may come with a later record.
+        let is_final = walked.as_ref().is_none_or(|walked| !walked.is_nameless);
+        let seen = Seen {
+            walked,
+            of: taken.python,
+        };
+        let (places, quality) =
+            self.interpreters
+                .merge(&self.modules, &looked.natives, seen, quality);
+        let stack = self.enter(api, places, quality);
+        if !is_final {
+            return stack;
+        }
         let process = self.processes.entry(pid).or_default();
         if process.resolved.len() >= CACHE_PER_PROCESS {
             // A program that makes ever new stacks costs us time then, and no memory.
@@ -236,14 +284,12 @@ impl Stacks {
         stack
     }
 
-    /// Gives a stack its id, and has it named if it is new. Here frames of another kind than
-    /// [`Native`] ones can take the place of some: the natives have their addresses still.
-    fn enter(&mut self, api: &'static str, natives: &[Native], quality: Quality) -> Stack {
-        if natives.is_empty() {
+    /// Gives a stack its id, and has it named if it is new.
+    fn enter(&mut self, api: &'static str, places: Vec<Place>, quality: Quality) -> Stack {
+        if places.is_empty() {
             return Stack { id: None, quality };
         }
-        let locations: Vec<Location> = natives.iter().map(|native| native.location).collect();
-        let stack_id = self.hash(api, &locations);
+        let stack_id = self.hash(api, &places);
         if self.known.len() >= KNOWN {
             self.known.clear();
         }
@@ -251,7 +297,7 @@ impl Stacks {
             self.unnamed.push(Unnamed {
                 stack_id,
                 api,
-                locations,
+                places,
             });
         }
         Stack {
@@ -260,13 +306,18 @@ impl Stacks {
         }
     }
 
-    fn hash(&self, api: &str, locations: &[Location]) -> i64 {
+    fn hash(&self, api: &str, places: &[Place]) -> i64 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(api.as_bytes());
-        for location in locations {
-            hash.update(&[0]);
-            hash.update(self.modules.get(location.module).identity().as_bytes());
-            hash.update(&location.offset.to_le_bytes());
+        for place in places {
+            match place {
+                Place::Native(location) => {
+                    hash.update(&[0]);
+                    hash.update(self.modules.get(location.module).identity().as_bytes());
+                    hash.update(&location.offset.to_le_bytes());
+                }
+                Place::Python(frame) => pythonic::hash(frame, |bytes| hash.update(bytes)),
+            }
         }
         (hash.digest() & MASK_63) as i64
     }
@@ -317,9 +368,14 @@ impl Stacks {
 
     fn name(&self, stack: &Unnamed) -> StackRow {
         let mut frames = vec![symbols::probed_function(stack.api)];
-        for location in &stack.locations {
-            let module = self.modules.get(location.module);
-            frames.extend(self.naming.frames(*location, module));
+        for place in &stack.places {
+            match place {
+                Place::Native(location) => {
+                    let module = self.modules.get(location.module);
+                    frames.extend(self.naming.frames(*location, module));
+                }
+                Place::Python(frame) => frames.push(pythonic::row(frame)),
+            }
         }
         let folded = symbols::folded(&frames);
         StackRow {

@@ -210,6 +210,11 @@ pub fn probed_function(symbol: &str) -> FrameRow {
 pub fn folded(frames: &[FrameRow]) -> String {
     let name = |frame: &FrameRow| match (&frame.function, &frame.module, frame.offset) {
         // A semicolon in a name would split it.
+        (Some(function), Some(module), _) if frame.kind == FrameKind::Python => {
+            let file = module.rsplit('/').next().unwrap_or(module);
+            let line = frame.line.map_or(String::new(), |line| format!(":{line}"));
+            format!("{function} ({file}{line})").replace(';', ":")
+        }
         (Some(function), _, _) => function.replace(';', ":"),
         (None, Some(module), Some(offset)) => {
             format!(
@@ -236,10 +241,20 @@ mod tests {
                 ..FrameRow::default()
             },
             FrameRow {
+                kind: FrameKind::Python,
+                function: Some("Model.forward".into()),
+                module: Some("/srv/app/model.py".into()),
+                line: Some(12),
+                ..FrameRow::default()
+            },
+            FrameRow {
                 function: Some("main".into()),
                 ..FrameRow::default()
             },
         ];
-        assert_eq!(folded(&frames), "main;lib.so+0x1f;cudaMalloc");
+        assert_eq!(
+            folded(&frames),
+            "main;Model.forward (model.py:12);lib.so+0x1f;cudaMalloc"
+        );
     }
 }

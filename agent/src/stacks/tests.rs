@@ -79,7 +79,7 @@ fn resolve(stacks: &mut Stacks, copied: Copied<'_>) -> (Stack, Vec<u64>) {
         copied: Some(copied),
         ..Taken::default()
     };
-    let stack = stacks.resolve(std::process::id(), "cudaMalloc", &taken, Vec::new);
+    let stack = stacks.resolve(std::process::id(), "cudaMalloc", &taken, Vec::new, || None);
     let addresses = stacks.unwinding.addresses.iter();
     (
         stack,

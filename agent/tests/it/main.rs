@@ -12,6 +12,7 @@ mod framework;
 mod kernel;
 mod losses;
 mod program;
+mod python;
 mod recorder;
 mod safety;
 mod serve;

@@ -15,6 +15,7 @@
 #![no_std]
 
 pub mod framework;
+pub mod python;
 pub mod stack;
 
 /// Frames of a frame-pointer stack that fit into one record.
@@ -212,11 +213,14 @@ pub enum Loss {
     /// A stack was to be copied and found no room, or could not be read. No event is lost by it:
     /// the stack is the one that frame pointers give.
     StackNotCopied = 7,
+    /// Python frames could not be read or sent, or were more than the agent wants of a framework's
+    /// events ([`python::Lost`]). No event is lost by it.
+    PythonNotRead = 8,
 }
 
 impl Loss {
-    pub const COUNT: u32 = 8;
-    pub const ALL: [Loss; 8] = [
+    pub const COUNT: u32 = 9;
+    pub const ALL: [Loss; 9] = [
         Loss::RingFull,
         Loss::ThreadsFull,
         Loss::TooDeep,
@@ -225,6 +229,7 @@ impl Loss {
         Loss::ReadFault,
         Loss::ProcessEvent,
         Loss::StackNotCopied,
+        Loss::PythonNotRead,
     ];
 
     /// The name in `agent_windows.lost_by_cause`.
@@ -238,6 +243,7 @@ impl Loss {
             Loss::ReadFault => "read_fault",
             Loss::ProcessEvent => "process_event",
             Loss::StackNotCopied => "stack_not_copied",
+            Loss::PythonNotRead => "python_not_read",
         }
     }
 }

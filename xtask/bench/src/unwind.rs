@@ -98,7 +98,7 @@ fn measure(options: &Unwind, depth: usize) -> Result<(Value, usize)> {
     let taking = below(depth, options.bytes);
     let pid = std::process::id();
     let mut stacks = Stacks::new(vramscope_agent::stacks::symbols::Options::default());
-    let mut resolve = || stacks.resolve(pid, "cudaMalloc", &taking.taken(), Vec::new);
+    let mut resolve = || stacks.resolve(pid, "cudaMalloc", &taking.taken(), Vec::new, || None);
     let started = Instant::now();
     let first = resolve();
     let cold_us = started.elapsed().as_secs_f64() * 1e6;

@@ -24,6 +24,8 @@ use crate::host::procfs::{self, Program};
 use crate::host::switch;
 use crate::host::watch::{Mapped, Sighting, Watch};
 use crate::probes::bpf::Probes;
+use crate::python::btf;
+use crate::python::detect::Pythons;
 
 /// When to look at a program after its exec, or after it mapped a library: the loader needs a
 /// moment to map the others.
@@ -37,12 +39,32 @@ const LOOKS: [Duration; 5] = [
 /// How often the kill switch is looked at.
 const SWITCH: Duration = Duration::from_millis(250);
 
+/// What is to be done about interpreters.
+fn pythons(probes: &mut Probes, search: &Search) -> Pythons {
+    let table = probes.python.take();
+    let (Some(table), Some(rate)) = (table, search.python) else {
+        return Pythons::new(None, 0, 0);
+    };
+    match btf::fsbase(btf::VMLINUX.as_ref()) {
+        // The kernel side counts by tenths of a second.
+        Ok(fsbase) => {
+            let limit = u32::try_from(rate.div_ceil(10)).unwrap_or(u32::MAX);
+            Pythons::new(Some(table), fsbase, limit)
+        }
+        Err(error) => {
+            warn!("Python frames are not read: {error}");
+            Pythons::new(None, 0, 0)
+        }
+    }
+}
+
 pub(super) struct Finder {
     pub probes: Probes,
     pub known: Arc<Mutex<Known>>,
     pub search: Search,
     pub watch: Option<Watch>,
     inspector: Inspector,
+    pythons: Pythons,
     likely: Likely,
     pub(super) looks: Vec<(Instant, u32)>,
     /// Processes that were looked at once.
@@ -60,8 +82,10 @@ pub(super) struct Finder {
 }
 
 impl Finder {
-    pub fn new(probes: Probes, known: Arc<Mutex<Known>>, search: Search) -> Self {
+    pub fn new(mut probes: Probes, known: Arc<Mutex<Known>>, search: Search) -> Self {
+        let pythons = pythons(&mut probes, &search);
         Self {
+            pythons,
             probes,
             known,
             search,
@@ -84,6 +108,7 @@ impl Finder {
         lock(&self.known).state.uprobe_multi = self.probes.uses_multi();
         lock(&self.known).state.framework = self.search.framework;
         self.follow_switch();
+        self.pythons.clean();
         self.search_everything();
         // What an earlier agent hooked and nobody uses: some of it may be on disks to be detached.
         let mut left = self.probes.pinned();
@@ -121,10 +146,14 @@ impl Finder {
 
     fn take(&mut self, request: Request) {
         match request {
-            Request::Exec(pid) => self.after_exec(pid),
+            Request::Exec(pid) => {
+                self.forget_python(pid);
+                self.after_exec(pid);
+            }
             Request::Look(pid) => self.look(pid),
             Request::Gone(pid) => {
                 self.looks.retain(|(_, looked)| *looked != pid);
+                self.forget_python(pid);
                 lock(&self.known).processes.remove(&pid);
                 self.withdraw(pid, &[]);
             }
@@ -176,6 +205,7 @@ impl Finder {
         }
         match self.inspector.inspect(pid) {
             Ok(inspection) => {
+                self.look_for_python(pid, &inspection);
                 self.object(pid, &inspection);
                 self.settle(pid, inspection);
             }
@@ -188,6 +218,24 @@ impl Finder {
             }
             Err(_) => {}
         }
+    }
+
+    /// Before anything is hooked, which may take longer than a program that knows its way needs to
+    /// its first call.
+    fn look_for_python(&mut self, pid: u32, inspection: &Inspection) {
+        let Some(start) = inspection.start else {
+            return;
+        };
+        let exe = inspection.program.exe.as_deref();
+        let exe = exe.map(|exe| exe.strip_suffix(" (deleted)").unwrap_or(exe));
+        if let Some(found) = self.pythons.look(pid, start, exe, &inspection.mappings) {
+            lock(&self.known).pythons.insert(pid, found.clone());
+        }
+    }
+
+    fn forget_python(&mut self, pid: u32) {
+        self.pythons.forget(pid);
+        lock(&self.known).pythons.remove(&pid);
     }
 
     /// The watch saw it map a library. If it is over already, what the watch knows has to do.
@@ -235,6 +283,7 @@ impl Finder {
             if self.search.wanted.wants(*pid)
                 && let Ok(inspection) = self.inspector.inspect(*pid)
             {
+                self.look_for_python(*pid, &inspection);
                 self.object(*pid, &inspection);
                 found.push((*pid, inspection));
             }

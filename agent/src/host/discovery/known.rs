@@ -14,6 +14,7 @@ use crate::host::library::FileId;
 use crate::host::procfs::{Mapping, Program};
 use crate::probes::bpf::Attachment;
 use crate::probes::features::Checks;
+use crate::python::Found;
 
 /// The symbol in a row of coverage that is about a whole library.
 pub const WHOLE_LIBRARY: &str = "*";
@@ -24,6 +25,8 @@ pub struct Known {
     pub(super) libraries: HashMap<FileId, Hooked>,
     pub(super) processes: HashMap<u32, Seen>,
     pub(super) state: Report,
+    /// Interpreters by process.
+    pub(super) pythons: HashMap<u32, Found>,
     /// Why the probes are being taken out at this moment.
     pub(super) turning_off: Option<String>,
 }
@@ -97,13 +100,38 @@ pub struct Report {
     pub uprobe_multi: bool,
     /// Why probes are switched off and all out; `None` if they are on.
     pub off: Option<String>,
+    /// Interpreters whose frames are read, and the others with the reason: process, file, version.
+    #[serde(default)]
+    pub pythons: Vec<Python>,
     /// Files that are not hooked as a whole, and why.
     pub refused: Vec<(String, String)>,
     /// What this kernel can do.
     pub checks: Option<Checks>,
 }
 
+/// An interpreter, for `status`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Python {
+    pub pid: u32,
+    pub library: String,
+    /// Of a version that is known.
+    pub version: Option<String>,
+    /// Why its frames are not read.
+    pub refused: Option<String>,
+}
+
+/// What `coverage.symbol` says in a row about an interpreter.
+pub const PYTHON_FRAMES: &str = "python frames";
+
+/// Interpreters that `status` lists.
+const LISTED: usize = 64;
+
 impl Known {
+    /// The interpreter that was found in a process.
+    pub fn python(&self, pid: u32) -> Option<&Found> {
+        self.pythons.get(&pid)
+    }
+
     /// Hooks of the libraries that a process maps; empty if none was found (yet).
     pub fn coverage(&self, pid: u32) -> Vec<Coverage> {
         let Some(seen) = self.processes.get(&pid) else {
@@ -116,6 +144,14 @@ impl Known {
             .flat_map(Hooked::coverage)
             .collect();
         coverage.extend(seen.remarks.iter().cloned());
+        let python = self.pythons.get(&pid);
+        if let Some((found, reason)) = python.and_then(|p| Some((p, p.layout.as_ref().err()?))) {
+            coverage.push(Coverage {
+                library: found.library.clone(),
+                symbol: PYTHON_FRAMES,
+                refused: Some(reason.clone()),
+            });
+        }
         coverage
     }
 
@@ -171,6 +207,22 @@ impl Known {
             })
             .collect();
         report.refused.sort();
+        report.pythons = self
+            .pythons
+            .iter()
+            .map(|(pid, found)| Python {
+                pid: *pid,
+                library: found.library.clone(),
+                version: found
+                    .layout
+                    .as_ref()
+                    .ok()
+                    .map(|l| format!("3.{}", l.version)),
+                refused: found.layout.as_ref().err().cloned(),
+            })
+            .collect();
+        report.pythons.sort();
+        report.pythons.truncate(LISTED);
         report
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tracing::{info, warn};
 
 pub use frameworks::Framework;
-pub use known::{Coverage, Known, Report, Seen, WHOLE_LIBRARY};
+pub use known::{Coverage, Known, PYTHON_FRAMES, Python, Report, Seen, WHOLE_LIBRARY};
 
 use super::library::Library;
 use super::safety::Policy;
@@ -69,6 +69,9 @@ pub struct Search {
     pub framework: bool,
     /// False: the kernel is not asked to tell of new mappings.
     pub watch: bool,
+    /// How often a second and thread Python frames are read for a framework's events; `None`: Python
+    /// frames are not read at all.
+    pub python: Option<usize>,
     /// What was found out about this kernel.
     pub checks: Checks,
 }
@@ -87,6 +90,7 @@ impl Search {
             probes: config.probes,
             framework: config.framework,
             watch: config.watch,
+            python: config.python.then_some(config.python_framework_rate),
             checks,
         }
     }

@@ -198,8 +198,12 @@ impl<F: FnMut(Sighting)> Watcher<F> {
                 Record::Exec { pid } => self.programs.begin(pid),
                 Record::Mapped { pid, mapping } => {
                     let is_cuda = library::layer_of(&mapping.path).is_some();
+                    // A program may load its interpreter late. Before any CUDA library it is of no
+                    // interest.
+                    let is_late_python =
+                        crate::python::is_library(&mapping.path) && self.programs.maps_cuda(pid);
                     self.programs.add(pid, mapping);
-                    if is_cuda {
+                    if is_cuda || is_late_python {
                         (self.tell)(Sighting::Mapped(self.programs.tell(pid, at_ns)));
                     }
                 }
@@ -314,6 +318,14 @@ impl Programs {
         {
             mappings.push(mapping);
         }
+    }
+
+    /// Of programs that began before the watch nobody knows: they are looked at once too often.
+    fn maps_cuda(&self, pid: u32) -> bool {
+        self.mappings.get(&pid).is_none_or(|mappings| {
+            let mut mappings = mappings.iter();
+            mappings.any(|mapping| library::layer_of(&mapping.path).is_some())
+        })
     }
 
     fn tell(&self, pid: u32, at_ns: u64) -> Mapped {

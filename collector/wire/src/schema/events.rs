@@ -102,7 +102,7 @@ pub(super) fn alloc_events() -> Vec<Column> {
         optional(
             "stack_quality",
             Utf8,
-            "full (up to the thread's first function, by the rules that compilers write), frame_pointer (callers that keep no frame pointer may be missing), truncated (outer callers are missing), unresolved (no frame lies in known code), or none",
+            "full (up to the thread's first function, by the rules that compilers write), frame_pointer (callers that keep no frame pointer may be missing), truncated (outer callers are missing), unresolved (no frame lies in known code), or none; with +python behind it where Python frames are in the stack, and -python where there are some that could not be read",
         ),
         required(
             "counted",

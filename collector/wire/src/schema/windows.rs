@@ -26,7 +26,7 @@ pub(super) fn agent_windows() -> Vec<Column> {
         required(
             "lost_by_cause",
             list_of(count_fields("cause")),
-            "the same by cause: ring_full, threads_full, too_deep, missed_return, missed_entry, read_fault, undecodable (calls that never became rows), spool_full (rows not written), live_full (allocations not followed to their end), stacks_full (rows without their stack), restart_gap (nobody watched; how many is not known, 0 here), recorder_full (raw framework rows that found no room on the host); recorder_overwritten and recorder_off (raw framework rows that were let go as configured) are no loss, nor is stack_not_copied (stacks that go by frame pointers since they could not be copied): they are not in lost and make no window lossy",
+            "the same by cause: ring_full, threads_full, too_deep, missed_return, missed_entry, read_fault, undecodable (calls that never became rows), spool_full (rows not written), live_full (allocations not followed to their end), stacks_full (rows without their stack), restart_gap (nobody watched; how many is not known, 0 here), recorder_full (raw framework rows that found no room on the host); recorder_overwritten and recorder_off (raw framework rows that were let go as configured) are no loss, nor are stack_not_copied (stacks that go by frame pointers since they could not be copied) and python_not_read (stacks without their Python frames): they are not in lost and make no window lossy",
         ),
         required(
             "lossy",

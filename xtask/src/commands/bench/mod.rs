@@ -13,6 +13,7 @@ mod leak_query;
 mod leaks;
 mod parquet;
 mod probes;
+mod python;
 mod simulate;
 mod stacks;
 
@@ -35,7 +36,8 @@ use crate::project::Project;
   cargo xtask bench parquet --json   bytes per event; prints what it wrote as JSON
   cargo xtask bench import           vramscope import against Python; builds the query engine in
                                      release, which takes 40 minutes the first time on two cores
-  cargo xtask bench stacks           what a copied stack costs the traced call and the agent
+  cargo xtask bench stacks           what a copied stack costs the traced call and the agent, and what
+                                     Python frames do
   cargo xtask bench simulate --check events a second through the allocator's simulator
   cargo xtask bench leaks --check    precision, recall and false alarms of the leak detectors on
                                      simulated hosts; an hour or so; needs vramscope in release
@@ -88,7 +90,7 @@ pub enum Name {
     Import,
     /// Allocator events a second through the simulator.
     Simulate,
-    /// Cost of a call whose stack is copied, and of unwinding it.
+    /// Cost of a call whose stack is copied, of unwinding it, and of reading Python frames.
     Stacks,
     /// Precision, recall and false alarms of the leak detectors.
     Leaks,
@@ -182,7 +184,11 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Parquet => ("parquet", parquet::measure(project)?),
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
-            Name::Stacks => ("stacks", stacks::measure(project)?),
+            Name::Stacks => {
+                let mut figures = stacks::measure(project)?;
+                figures.extend(python::measure(project)?);
+                ("stacks", figures)
+            }
             Name::Leaks => ("leaks", leaks::measure(project, options)?),
             Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
         };
