@@ -98,10 +98,9 @@ fn from_below(depth: u32) -> (Vec<u64>, Taking) {
 }
 
 #[test]
-<<<<<<< HEAD
 fn a_whole_stack_is_the_one_that_libgcc_finds() {
     let (expected, taking) = from_below(20);
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (stack, addresses) = resolve(&mut stacks, taking.copied());
     assert_eq!(stack.quality, Quality::Full);
     // Without the functions that ask, and libgcc's zero at the end.
@@ -120,7 +119,7 @@ fn a_whole_stack_is_the_one_that_libgcc_finds() {
 #[test]
 fn bytes_that_end_early_give_the_innermost_frames() {
     let (_, taking) = from_below(20);
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (_, whole) = resolve(&mut stacks, taking.copied());
     let mut copied = taking.copied();
     copied.bytes = &taking.bytes[..1024];
@@ -139,7 +138,7 @@ fn bytes_that_end_early_give_the_innermost_frames() {
 #[test]
 fn hidden_return_addresses_are_put_back() {
     let (_, mut taking) = from_below(20);
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(symbols::Options::default());
     let (expected, whole) = resolve(&mut stacks, taking.copied());
     let word = |bytes: &[u8], at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let place = (0..taking.bytes.len() - 8)
@@ -159,7 +158,7 @@ fn hidden_return_addresses_are_put_back() {
 #[test]
 fn any_bytes_are_survived() {
     let taking = Taking::here(4096);
-    let mut stacks = Stacks::new(false);
+    let mut stacks = Stacks::new(symbols::Options::default());
     let mut state = 1u64;
     for _ in 0..200 {
         let mut bytes = taking.bytes.clone();
@@ -182,20 +181,4 @@ fn any_bytes_are_survived() {
     (copied.ip, copied.bytes) = (8, &[]);
     let stack = resolve(&mut stacks, copied).0;
     assert_eq!((stack.id, stack.quality), (None, Quality::Unresolved));
-=======
-fn probe() {
-    let expected = by_libgcc();
-    let (ip, sp, bp, bytes) = copy(64 << 10);
-    let mut stacks = Stacks::new(super::symbols::Options::default());
-    let copied = Copied { ip, sp, bp, returns: Default::default(), bytes: &bytes };
-    let taken = Taken { copied: Some(copied), ..Taken::default() };
-    let pid = std::process::id();
-    let stack = stacks.resolve(pid, "api", &taken, Vec::new);
-    let p = stacks.processes.get_mut(&pid).unwrap();
-    let end = stacks.unwinding.unwind(&p.space, &copied);
-    println!("{stack:?} {end:?} {:x?}", expected);
-    println!("{:x?}", stacks.unwinding.addresses.iter().map(|a| u64::from_ne_bytes(*a)).collect::<Vec<_>>());
-    for a in &stacks.unwinding.addresses { println!("{:x?}", p.space.place(pid, u64::from_ne_bytes(*a)-1, &mut stacks.modules)); }
-    let _ = procfs::pids;
->>>>>>> i5t
 }

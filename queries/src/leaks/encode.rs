@@ -39,7 +39,10 @@ fn time() -> DataType {
     DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
 }
 
-const KEY: [(&str, fn() -> DataType); 5] = [
+/// A column's name, and how to make its type.
+type Named = (&'static str, fn() -> DataType);
+
+const KEY: [Named; 5] = [
     ("process_id", || DataType::Int64),
     ("stack_id", || DataType::Int64),
     ("device", || DataType::Int32),
