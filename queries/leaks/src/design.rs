@@ -291,11 +291,8 @@ impl Design {
             }
             let root: Vec<f64> = total.iter().map(|t| t.sqrt()).collect();
             self.add(ShapeName::Root, &root);
-            self.add(
-                ShapeName::RunningHigh,
-                &load.running_high[blocks.clone()].to_vec(),
-            );
-            self.add(ShapeName::KvHigh, &load.kv_high[blocks].to_vec());
+            self.add(ShapeName::RunningHigh, &load.running_high[blocks.clone()]);
+            self.add(ShapeName::KvHigh, &load.kv_high[blocks]);
         }
         for share in SATURATING {
             let filling: Vec<f64> = self.u.iter().map(|u| 1.0 - (-u / share).exp()).collect();

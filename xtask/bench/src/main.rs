@@ -3,6 +3,7 @@
 
 mod churn;
 mod empty;
+mod leaks;
 mod library;
 mod parquet_bytes;
 mod rounds;
@@ -43,6 +44,10 @@ enum Part {
     Unwind(unwind::Unwind),
     /// Replay allocator traces through the simulator.
     Simulate(simulate::Simulate),
+    /// Write hosts with known leaks as tables, and say what is true of them.
+    LeakHosts(leaks::Hosts),
+    /// Write many events and the roll-up of them as tables.
+    LeakEvents(leaks::events::Events),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -61,6 +66,8 @@ fn main() -> ExitCode {
         Part::Run(options) => snapshot::run(&options),
         Part::Unwind(options) => unwind::run(&options),
         Part::Simulate(options) => simulate::run(&options),
+        Part::LeakHosts(options) => leaks::hosts(&options),
+        Part::LeakEvents(options) => leaks::events::events(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

@@ -69,7 +69,7 @@ pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
 }
 
 /// The `vramscope` that is measured.
-fn program(project: &Project, options: &Bench) -> Result<PathBuf> {
+pub(super) fn program(project: &Project, options: &Bench) -> Result<PathBuf> {
     if let Some(path) = &options.vramscope {
         return Ok(path.clone());
     }

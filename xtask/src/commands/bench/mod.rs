@@ -9,6 +9,8 @@ mod agent;
 mod daemon;
 mod framework;
 mod import;
+mod leak_query;
+mod leaks;
 mod parquet;
 mod probes;
 mod simulate;
@@ -35,9 +37,13 @@ use crate::project::Project;
                                      release, which takes 40 minutes the first time on two cores
   cargo xtask bench stacks           what a copied stack costs the traced call and the agent
   cargo xtask bench simulate --check events a second through the allocator's simulator
+  cargo xtask bench leaks --check    precision, recall and false alarms of the leak detectors on
+                                     simulated hosts; an hour or so; needs vramscope in release
+  cargo xtask bench leaks --runs 25 --seeds tuning --vramscope target/debug/vramscope
+  cargo xtask bench leak-query       leak_by_stack over 50 million events, and DuckDB beside it
   cargo xtask bench                  all of them
 
-All but import need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import, leaks and leak-query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -50,7 +56,19 @@ pub struct Bench {
     /// import: a Python with PyTorch to compare with, instead of the one in the vendors' cache
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
-    /// import: measure this `vramscope` instead of one built in release
+    /// leaks: pairs of a leaky host and its clean twin
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    runs: usize,
+    /// leaks: hosts that detectors are tuned on, or those kept for reports
+    #[arg(long, value_enum, default_value_t = leaks::Seeds::Report)]
+    seeds: leaks::Seeds,
+    /// leak-query: events in the tables
+    #[arg(long, value_name = "N", default_value_t = 50_000_000)]
+    events: usize,
+    /// leaks, leak-query: simulate with this `vramscope-bench` instead of one built in release
+    #[arg(long, value_name = "PATH")]
+    vramscope_bench: Option<PathBuf>,
+    /// import, leaks, leak-query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
 }
@@ -72,12 +90,16 @@ pub enum Name {
     Simulate,
     /// Cost of a call whose stack is copied, and of unwinding it.
     Stacks,
+    /// Precision, recall and false alarms of the leak detectors.
+    Leaks,
+    /// What the question for leaks costs over many events, against DuckDB.
+    LeakQuery,
 }
 
 impl Name {
     /// Whether it runs the agent on this machine.
     fn traces(self) -> bool {
-        self != Name::Import
+        !matches!(self, Name::Import | Name::Leaks | Name::LeakQuery)
     }
 }
 
@@ -161,6 +183,8 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Import => ("import", import::measure(project, options)?),
             Name::Simulate => ("simulate", simulate::measure(project)?),
             Name::Stacks => ("stacks", stacks::measure(project)?),
+            Name::Leaks => ("leaks", leaks::measure(project, options)?),
+            Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
@@ -200,7 +224,7 @@ fn line(name: &str, figure: &Figure) -> String {
         (None, _) => String::new(),
     };
     let unit = figure.unit;
-    format!("{name:<28} {value:>12} {unit:<16} {verdict}")
+    format!("{name:<34} {value:>12} {unit:<16} {verdict}")
         .trim_end()
         .to_string()
 }
