@@ -189,7 +189,10 @@ impl Script {
     fn wait_until_known(&self, agent: &Daemon, reads: bool) -> Result<()> {
         let path = agent.spool().join("status.json");
         let end = Instant::now() + LOOK;
-        while reads {
+        if !reads {
+            return Ok(());
+        }
+        loop {
             let text = std::fs::read(&path).unwrap_or_default();
             let status: Value = serde_json::from_slice(&text).unwrap_or(Value::Null);
             let pythons = status["discovery"]["pythons"].as_array();
@@ -198,13 +201,12 @@ impl Script {
                 .flatten()
                 .find(|python| python["pid"].as_u64() == Some(self.pid));
             match own.map(|python| &python["refused"]) {
-                Some(Value::Null) => break,
+                Some(Value::Null) => return Ok(()),
                 Some(reason) => bail!("frames of python3 are not read: {reason}"),
                 None if Instant::now() > end => bail!("the agent never looked at the script"),
                 None => sleep(Duration::from_millis(50))?,
             }
         }
-        Ok(())
     }
 }
 
