@@ -25,7 +25,9 @@ causes AS (
         SELECT host, agent_id, batch_seq, window_start, window_end, unnest(lost_by_cause) AS entry
         FROM lossy_windows
     )
-    WHERE entry['count'] > 0 OR entry['cause'] = 'restart_gap'
+    WHERE (entry['count'] > 0 OR entry['cause'] = 'restart_gap')
+      -- No event is lost by these.
+      AND entry['cause'] NOT IN ('stack_not_copied', 'python_not_read', 'recorder_overwritten', 'recorder_off')
     GROUP BY host, agent_id, batch_seq, window_start, window_end
 )
 SELECT w.host, w.agent_id, w.window_start, w.window_end, w.events, w.lost, c.causes, w.lossy

@@ -224,7 +224,8 @@ impl<'a> Daemon<'a> {
             .collect()
     }
 
-    /// The causes of loss in all windows written so far.
+    /// The causes of loss in all windows written so far. A stack that is less good, as its quality
+    /// says, is none.
     pub fn causes(&self) -> Vec<String> {
         let mut causes = Vec::new();
         for batch in self.rows(Table::AgentWindows) {
@@ -233,6 +234,7 @@ impl<'a> Daemon<'a> {
             let names = values.column_by_name("cause").unwrap().as_string::<i32>();
             causes.extend((0..names.len()).map(|i| names.value(i).to_string()));
         }
+        causes.retain(|cause| cause != "stack_not_copied" && cause != "python_not_read");
         causes
     }
 
