@@ -319,7 +319,7 @@ fn damaged_files_are_named_and_skipped_aloud() {
         "csv",
         "--skip-damaged",
     ]);
-    assert_eq!(stdout(&skipped), "n\n14\n");
+    assert_eq!(stdout(&skipped), "n\n17\n");
     let text = stderr(&skipped);
     assert!(
         text.contains("1 damaged file") && text.contains("stacks/bad.parquet"),
