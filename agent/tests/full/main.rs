@@ -128,10 +128,10 @@ impl Taken {
             let mut calls = 0;
             for i in 0..causes.len() {
                 let (name, count) = (names.value(i), counts.value(i));
-                *self.lost.entry(name.to_string()).or_default() += count;
                 if STACKS_ALONE.contains(&name) {
                     continue;
                 }
+                *self.lost.entry(name.to_string()).or_default() += count;
                 assert!(lossy.value(row), "a loss by {name} and no mark");
                 if !name.starts_with("spool_full_") {
                     calls += count;
