@@ -30,6 +30,7 @@ const SQL: &str = include_str!("leak_query.sql");
 const PEER: &str = "
 import duckdb, json, sys
 connection = duckdb.connect()
+connection.execute('SET enable_progress_bar = false')
 files = sys.argv[1] + '/alloc_events/*.parquet'
 connection.execute(f\"CREATE VIEW alloc_events AS SELECT * FROM read_parquet('{files}')\")
 answer = connection.execute(sys.argv[2])
