@@ -155,7 +155,7 @@ mod tests {
                 "numpy/core.py",
             ),
             (
-                "/root/.pyenv/versions/3.12.1/lib/python3.12/threading.py",
+                "/home/ml/.pyenv/versions/3.12.1/lib/python3.12/threading.py",
                 "threading.py",
             ),
             (
