@@ -23,11 +23,12 @@ use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
 use crate::config::Config;
+use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
 use crate::lake::{Lake, committer};
-use crate::query::Door;
+use crate::query::Gate;
 use crate::query::pool::Pool;
 use crate::requests::service::Desk;
 
@@ -78,7 +79,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     )
     .await?;
     let queries = Pool::new().context("failed to start the query threads")?;
-    let door = Door::new(
+    let gate = Gate::new(
         Arc::new(folder),
         queries.lane(),
         config.query_timeout,
@@ -106,7 +107,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .add_service(ingest)
         .add_service(RecorderServer::new(desk))
-        .add_service(FlightServiceServer::new(door))
+        .add_service(FlightServiceServer::new(FlightDoor::new(gate)))
         .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
             // An error means that the sender is gone, which is a stop too.
             let _ = server_stopping.wait_for(|stopping| *stopping).await;

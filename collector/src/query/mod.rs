@@ -1,63 +1,62 @@
-//! The SQL door: Arrow Flight SQL on the collector's port.
+//! The gate: every question of every door passes here.
 //!
 //! Invariants:
 //! - read-only: what is not a query is refused before it runs (`vramscope_queries::session`);
 //! - each query sees one state of all tables, with everything committed before it came;
 //! - memory (shared by all queries), time and rows are bounded; a query that meets a limit ends
-//!   with an error, never with a shorter answer ([`pool`]);
-//! - nothing is kept between requests: a ticket and a prepared statement's handle are the SQL
-//!   text, so a client may come back after a restart.
+//!   with an error, never with a shorter answer ([`pool`]).
 
 pub mod pool;
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::datatypes::{Schema, SchemaRef};
-use arrow::error::ArrowError;
-use arrow::ipc::writer::IpcWriteOptions;
-use arrow::record_batch::RecordBatch;
-use arrow_flight::encode::FlightDataEncoderBuilder;
-use arrow_flight::error::FlightError;
-use arrow_flight::flight_service_server::FlightService;
-use arrow_flight::sql::metadata::{SqlInfoData, SqlInfoDataBuilder};
-use arrow_flight::sql::server::FlightSqlService;
-use arrow_flight::sql::{
-    ActionClosePreparedStatementRequest, ActionCreatePreparedStatementRequest,
-    ActionCreatePreparedStatementResult, CommandGetCatalogs, CommandGetDbSchemas,
-    CommandGetSqlInfo, CommandGetTableTypes, CommandGetTables, CommandPreparedStatementQuery,
-    CommandStatementQuery, ProstMessageExt, SqlInfo, TicketStatementQuery,
-};
-use arrow_flight::{
-    Action, FlightDescriptor, FlightEndpoint, FlightInfo, IpcMessage, SchemaAsIpc, Ticket,
-};
-use datafusion::error::DataFusionError;
-use datafusion::logical_expr::TableType;
+use arrow::datatypes::SchemaRef;
 use datafusion::prelude::SessionContext;
-use futures::{Stream, StreamExt, TryStreamExt};
-use prost::Message;
-use tonic::{Request, Response, Status};
 use vramscope_queries::Error;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::{self, Limits};
 
-use pool::Lane;
+use crate::access::Caller;
+use pool::{Lane, Rows};
 
-type FlightStream = <Door as FlightService>::DoGetStream;
+/// The protocol that a question came by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Door {
+    /// Arrow Flight SQL.
+    Flight,
+    /// The PostgreSQL wire protocol.
+    Postgres,
+    /// `POST /api/v1/sql`.
+    Http,
+}
 
-/// The service. Clones share everything.
+/// One question.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// Who asks.
+    pub caller: Caller,
+    /// By which door.
+    pub door: Door,
+    /// One SQL statement.
+    pub sql: String,
+    /// Time that the client allows, if it is less than the collector's own limit.
+    pub time: Option<Duration>,
+}
+
+/// Answers questions. Clones share everything.
 #[derive(Clone)]
-pub struct Door {
+pub struct Gate {
     folder: Arc<Folder>,
     lane: Lane,
     time: Duration,
     max_rows: usize,
 }
 
-impl Door {
-    /// A door to an open data folder.
-    pub fn new(folder: Arc<Folder>, lane: Lane, time: Duration, max_rows: u64) -> Door {
-        Door {
+impl Gate {
+    /// A gate to an open data folder. `time` and `max_rows` are the most that one query may take.
+    pub fn new(folder: Arc<Folder>, lane: Lane, time: Duration, max_rows: u64) -> Gate {
+        Gate {
             folder,
             lane,
             time,
@@ -65,25 +64,30 @@ impl Door {
         }
     }
 
-    async fn session(&self) -> Result<SessionContext, Status> {
+    /// What the caller sees: tables, views, functions. For catalogs; queries go through
+    /// [`Gate::answer`].
+    pub async fn session(&self, _caller: &Caller) -> Result<SessionContext, Error> {
         let folder = Arc::clone(&self.folder);
-        let open = async move { folder.session().await };
-        self.lane.run(self.time, open).await.map_err(status)
+        self.lane
+            .run(self.time, async move { folder.session().await })
+            .await
     }
 
-    /// The schema of a query's answer.
-    async fn schema(&self, sql: &str) -> Result<Schema, Status> {
-        let (folder, sql) = (Arc::clone(&self.folder), sql.to_string());
+    /// The columns of a question's answer.
+    pub async fn schema(&self, question: &Question) -> Result<SchemaRef, Error> {
+        let (folder, sql) = (Arc::clone(&self.folder), question.sql.clone());
         let plan = async move {
             let session = folder.session().await?;
             let plan = session::plan(&session, &sql).await?;
-            Ok(plan.schema().as_arrow().clone())
+            Ok(Arc::clone(plan.schema().inner()))
         };
-        self.lane.run(self.time, plan).await.map_err(status)
+        self.lane.run(self.time_of(question), plan).await
     }
 
-    async fn answer(&self, sql: &str) -> Result<Response<FlightStream>, Status> {
-        let (folder, sql) = (Arc::clone(&self.folder), sql.to_string());
+    /// A question's answer.
+    pub async fn answer(&self, question: Question) -> Result<Rows, Error> {
+        let folder = Arc::clone(&self.folder);
+        let time = self.time_of(&question);
         // The pool ends what takes too long, also what never pauses.
         let limits = Limits {
             time: None,
@@ -91,314 +95,14 @@ impl Door {
         };
         let work = async move {
             let session = folder.session().await?;
-            session::query(&session, &sql, limits).await
+            session::query(&session, &question.sql, limits).await
         };
-        let rows = self.lane.stream(self.time, work).await.map_err(status)?;
-        let schema = Arc::clone(&rows.schema);
-        let rows = rows
-            .into_stream()
-            .map_err(|error| FlightError::Tonic(Box::new(status(error))));
-        Ok(flight(schema, rows))
+        self.lane.stream(time, work).await
     }
 
-    async fn info(
-        &self,
-        sql: &str,
-        ticket: Vec<u8>,
-        descriptor: FlightDescriptor,
-    ) -> Result<Response<FlightInfo>, Status> {
-        info(&self.schema(sql).await?, ticket, descriptor)
+    fn time_of(&self, question: &Question) -> Duration {
+        question
+            .time
+            .map_or(self.time, |wanted| wanted.min(self.time))
     }
-}
-
-/// The error as a client sees it: the text says what is wrong with the SQL, the code says whose
-/// move it is.
-fn status(error: Error) -> Status {
-    let text = error.to_string();
-    match error {
-        Error::TimedOut(_) => Status::deadline_exceeded(text),
-        _ if error.is_too_many_rows() => Status::resource_exhausted(text),
-        Error::NotAQuery(_) | Error::StatementCount(_) => Status::invalid_argument(text),
-        Error::Query(ref inner) => match inner.find_root() {
-            DataFusionError::ResourcesExhausted(_) => Status::resource_exhausted(text),
-            DataFusionError::External(inner) => match inner.downcast_ref::<Error>() {
-                Some(Error::TimedOut(_)) => Status::deadline_exceeded(text),
-                _ => Status::internal(text),
-            },
-            DataFusionError::ObjectStore(_)
-            | DataFusionError::IoError(_)
-            | DataFusionError::Internal(_) => {
-                tracing::warn!("a query failed: {text}");
-                Status::internal(text)
-            }
-            _ => Status::invalid_argument(text),
-        },
-        _ => {
-            tracing::warn!("a query failed: {text}");
-            Status::internal(text)
-        }
-    }
-}
-
-fn flight(
-    schema: SchemaRef,
-    rows: impl Stream<Item = Result<RecordBatch, FlightError>> + Send + 'static,
-) -> Response<FlightStream> {
-    let stream = FlightDataEncoderBuilder::new()
-        .with_schema(schema)
-        .build(rows)
-        .map_err(Status::from);
-    Response::new(stream.boxed())
-}
-
-fn one_batch(schema: SchemaRef, batch: Result<RecordBatch, FlightError>) -> Response<FlightStream> {
-    flight(schema, futures::stream::once(async { batch }))
-}
-
-fn info(
-    schema: &Schema,
-    ticket: Vec<u8>,
-    descriptor: FlightDescriptor,
-) -> Result<Response<FlightInfo>, Status> {
-    let endpoint = FlightEndpoint::new().with_ticket(Ticket::new(ticket));
-    let info = FlightInfo::new()
-        .try_with_schema(schema)
-        .map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?
-        .with_endpoint(endpoint)
-        .with_descriptor(descriptor);
-    Ok(Response::new(info))
-}
-
-fn sql_of(handle: &[u8]) -> Result<&str, Status> {
-    std::str::from_utf8(handle).map_err(|_| Status::invalid_argument("the ticket is not SQL text"))
-}
-
-static SQL_INFO: LazyLock<Result<SqlInfoData, FlightError>> = LazyLock::new(|| {
-    let mut builder = SqlInfoDataBuilder::new();
-    builder.append(SqlInfo::FlightSqlServerName, "vramscope-collector");
-    builder.append(SqlInfo::FlightSqlServerVersion, env!("CARGO_PKG_VERSION"));
-    builder.append(SqlInfo::FlightSqlServerArrowVersion, arrow::ARROW_VERSION);
-    builder.append(SqlInfo::FlightSqlServerReadOnly, true);
-    builder.append(SqlInfo::FlightSqlServerSql, true);
-    builder.append(SqlInfo::FlightSqlServerSubstrait, false);
-    builder.build()
-});
-
-fn sql_info() -> Result<&'static SqlInfoData, Status> {
-    SQL_INFO
-        .as_ref()
-        .map_err(|error| Status::internal(error.to_string()))
-}
-
-#[tonic::async_trait]
-impl FlightSqlService for Door {
-    type FlightService = Door;
-
-    async fn get_flight_info_statement(
-        &self,
-        query: CommandStatementQuery,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = TicketStatementQuery {
-            statement_handle: query.query.clone().into(),
-        };
-        self.info(
-            &query.query,
-            ticket.as_any().encode_to_vec(),
-            request.into_inner(),
-        )
-        .await
-    }
-
-    async fn do_get_statement(
-        &self,
-        ticket: TicketStatementQuery,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        self.answer(sql_of(&ticket.statement_handle)?).await
-    }
-
-    async fn do_action_create_prepared_statement(
-        &self,
-        query: ActionCreatePreparedStatementRequest,
-        _request: Request<Action>,
-    ) -> Result<ActionCreatePreparedStatementResult, Status> {
-        let schema = self.schema(&query.query).await?;
-        let options = IpcWriteOptions::default();
-        let message: Result<IpcMessage, ArrowError> =
-            SchemaAsIpc::new(&schema, &options).try_into();
-        let IpcMessage(dataset_schema) = message
-            .map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?;
-        Ok(ActionCreatePreparedStatementResult {
-            prepared_statement_handle: query.query.into(),
-            dataset_schema,
-            parameter_schema: Default::default(),
-        })
-    }
-
-    async fn do_action_close_prepared_statement(
-        &self,
-        _query: ActionClosePreparedStatementRequest,
-        _request: Request<Action>,
-    ) -> Result<(), Status> {
-        Ok(())
-    }
-
-    async fn get_flight_info_prepared_statement(
-        &self,
-        query: CommandPreparedStatementQuery,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        self.info(
-            sql_of(&query.prepared_statement_handle)?,
-            ticket,
-            request.into_inner(),
-        )
-        .await
-    }
-
-    async fn do_get_prepared_statement(
-        &self,
-        query: CommandPreparedStatementQuery,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        self.answer(sql_of(&query.prepared_statement_handle)?).await
-    }
-
-    async fn get_flight_info_catalogs(
-        &self,
-        query: CommandGetCatalogs,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        info(&query.into_builder().schema(), ticket, request.into_inner())
-    }
-
-    async fn do_get_catalogs(
-        &self,
-        query: CommandGetCatalogs,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        let mut builder = query.into_builder();
-        for catalog in self.session().await?.catalog_names() {
-            builder.append(catalog);
-        }
-        Ok(one_batch(builder.schema(), builder.build()))
-    }
-
-    async fn get_flight_info_schemas(
-        &self,
-        query: CommandGetDbSchemas,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        info(&query.into_builder().schema(), ticket, request.into_inner())
-    }
-
-    async fn do_get_schemas(
-        &self,
-        query: CommandGetDbSchemas,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        let session = self.session().await?;
-        let mut builder = query.into_builder();
-        for name in session.catalog_names() {
-            for schema in session
-                .catalog(&name)
-                .map(|catalog| catalog.schema_names())
-                .unwrap_or_default()
-            {
-                builder.append(&name, &schema);
-            }
-        }
-        Ok(one_batch(builder.schema(), builder.build()))
-    }
-
-    async fn get_flight_info_tables(
-        &self,
-        query: CommandGetTables,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        info(&query.into_builder().schema(), ticket, request.into_inner())
-    }
-
-    async fn do_get_tables(
-        &self,
-        query: CommandGetTables,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        let session = self.session().await?;
-        let mut builder = query.into_builder();
-        for catalog_name in session.catalog_names() {
-            let Some(catalog) = session.catalog(&catalog_name) else {
-                continue;
-            };
-            for schema_name in catalog.schema_names() {
-                let Some(schema) = catalog.schema(&schema_name) else {
-                    continue;
-                };
-                for name in schema.table_names() {
-                    let table = schema
-                        .table(&name)
-                        .await
-                        .map_err(|error| status(error.into()))?;
-                    let Some(table) = table else { continue };
-                    let kind = match table.table_type() {
-                        TableType::View => "VIEW",
-                        _ => "TABLE",
-                    };
-                    builder
-                        .append(&catalog_name, &schema_name, &name, kind, &table.schema())
-                        .map_err(Status::from)?;
-                }
-            }
-        }
-        Ok(one_batch(builder.schema(), builder.build()))
-    }
-
-    async fn get_flight_info_table_types(
-        &self,
-        query: CommandGetTableTypes,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        info(&query.into_builder().schema(), ticket, request.into_inner())
-    }
-
-    async fn do_get_table_types(
-        &self,
-        query: CommandGetTableTypes,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        let mut builder = query.into_builder();
-        builder.append("TABLE");
-        builder.append("VIEW");
-        Ok(one_batch(builder.schema(), builder.build()))
-    }
-
-    async fn get_flight_info_sql_info(
-        &self,
-        query: CommandGetSqlInfo,
-        request: Request<FlightDescriptor>,
-    ) -> Result<Response<FlightInfo>, Status> {
-        let ticket = query.as_any().encode_to_vec();
-        info(
-            &query.into_builder(sql_info()?).schema(),
-            ticket,
-            request.into_inner(),
-        )
-    }
-
-    async fn do_get_sql_info(
-        &self,
-        query: CommandGetSqlInfo,
-        _request: Request<Ticket>,
-    ) -> Result<Response<FlightStream>, Status> {
-        let builder = query.into_builder(sql_info()?);
-        Ok(one_batch(builder.schema(), builder.build()))
-    }
-
-    async fn register_sql_info(&self, _id: i32, _result: &SqlInfo) {}
 }
