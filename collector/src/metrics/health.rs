@@ -172,7 +172,9 @@ impl Health {
         let readiness = self.readiness();
         let load = self.gate.load();
         METRICS.ready.set(readiness.ready.into());
-        METRICS.backlog_batches.set(signed(readiness.backlog_batches));
+        METRICS
+            .backlog_batches
+            .set(signed(readiness.backlog_batches));
         METRICS.backlog_bytes.set(signed(readiness.backlog_bytes));
         if let Some(disk) = self.disk() {
             METRICS.disk_free.set(signed(disk.free));
@@ -204,9 +206,10 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The second number of `/proc/self/statm`, in pages.
+/// `VmRSS` of `/proc/self/status`, which is in KiB.
 fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
 }

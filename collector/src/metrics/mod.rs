@@ -166,7 +166,11 @@ impl Metrics {
             version: env!("CARGO_PKG_VERSION"),
             schema_version: SCHEMA_VERSION,
         });
-        registry.register("build", "Version of the collector and of its schemas", build);
+        registry.register(
+            "build",
+            "Version of the collector and of its schemas",
+            build,
+        );
         let counts = || Histogram::new(exponential_buckets(1.0, 4.0, 10));
         let metrics = Metrics {
             registry: Registry::default(),
@@ -210,7 +214,10 @@ impl Metrics {
         metrics.register_lake(&mut registry);
         metrics.register_queries(&mut registry);
         metrics.register_process(&mut registry);
-        Metrics { registry, ..metrics }
+        Metrics {
+            registry,
+            ..metrics
+        }
     }
 
     fn register_ingest(&self, registry: &mut Registry) {
@@ -236,7 +243,11 @@ impl Metrics {
             Unit::Seconds,
             self.ack_seconds.clone(),
         );
-        registry.register("ingest_streams", "Open streams of agents", self.streams.clone());
+        registry.register(
+            "ingest_streams",
+            "Open streams of agents",
+            self.streams.clone(),
+        );
         registry.register(
             "ingest_gaps",
             "Holes found in an agent's batch numbers",
@@ -283,7 +294,11 @@ impl Metrics {
             Unit::Seconds,
             self.commit_seconds.clone(),
         );
-        registry.register("commit_rows", "Rows of one commit", self.commit_rows.clone());
+        registry.register(
+            "commit_rows",
+            "Rows of one commit",
+            self.commit_rows.clone(),
+        );
         registry.register_with_unit(
             "last_commit_age",
             "Time since the last commit of any table; since the start if there was none",
@@ -314,14 +329,22 @@ impl Metrics {
             Unit::Seconds,
             self.query_seconds.clone(),
         );
-        registry.register("query_rows", "Rows handed to clients", self.query_rows.clone());
+        registry.register(
+            "query_rows",
+            "Rows handed to clients",
+            self.query_rows.clone(),
+        );
         registry.register_with_unit(
             "query_scanned",
             "Bytes that queries read from the tables' files",
             Unit::Bytes,
             self.query_bytes_scanned.clone(),
         );
-        registry.register("queries_running", "Queries that run", self.queries_running.clone());
+        registry.register(
+            "queries_running",
+            "Queries that run",
+            self.queries_running.clone(),
+        );
         registry.register(
             "queries_waiting",
             "Questions that wait for a place",

@@ -154,7 +154,10 @@ mod tests {
             ("SELECT nonesuch FROM range(0, 3)", Class::NoColumn),
             ("SELECT nonesuch(1)", Class::Semantics),
             ("SELECT 1 / (value - 1) FROM range(0, 3)", Class::Value),
-            ("SELECT CAST('x' || value AS INT) FROM range(0, 3)", Class::Value),
+            (
+                "SELECT CAST('x' || value AS INT) FROM range(0, 3)",
+                Class::Value,
+            ),
             ("DROP TABLE nonesuch", Class::ReadOnly),
             ("COPY (SELECT 1) TO '/tmp/x.csv'", Class::ReadOnly),
         ] {

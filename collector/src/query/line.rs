@@ -74,9 +74,7 @@ impl Line {
                 )));
             }
             if state.waiting.len() >= MAX_WAITING {
-                return Err(Error::Busy(format!(
-                    "{MAX_WAITING} questions wait already"
-                )));
+                return Err(Error::Busy(format!("{MAX_WAITING} questions wait already")));
             }
             let (turn, waits) = oneshot::channel();
             let who = Arc::clone(who);

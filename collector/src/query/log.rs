@@ -12,9 +12,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use arrow::array::{
-    BooleanArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
-};
+use arrow::array::{BooleanArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray};
 use arrow::error::ArrowError;
 use datafusion::physical_plan::ExecutionPlan;
 use sha2::{Digest, Sha256};
@@ -193,7 +191,10 @@ fn bytes_scanned(plan: &Arc<dyn ExecutionPlan>) -> u64 {
 
 fn hash(sql: &str) -> String {
     let digest = Sha256::digest(sql.as_bytes());
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    digest[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn cut(text: &str, bytes: usize) -> String {
@@ -228,7 +229,10 @@ impl Writer {
         }
         self.write(&gate, &lake).await;
         if !self.batch.is_empty() {
-            tracing::error!(rows = self.batch.len(), "lost rows of query_log: stopped before they could be written");
+            tracing::error!(
+                rows = self.batch.len(),
+                "lost rows of query_log: stopped before they could be written"
+            );
         }
     }
 
@@ -269,12 +273,10 @@ impl Writer {
 
 /// `lossy`: whether what was recorded has lossy windows.
 fn batch(rows: &[Row], lossy: Option<bool>) -> Result<RecordBatch, ArrowError> {
-    let texts = |text: fn(&Row) -> &str| {
-        Arc::new(StringArray::from_iter_values(rows.iter().map(text)))
-    };
-    let numbers = |value: fn(&Row) -> Option<i64>| {
-        Arc::new(Int64Array::from_iter(rows.iter().map(value)))
-    };
+    let texts =
+        |text: fn(&Row) -> &str| Arc::new(StringArray::from_iter_values(rows.iter().map(text)));
+    let numbers =
+        |value: fn(&Row) -> Option<i64>| Arc::new(Int64Array::from_iter(rows.iter().map(value)));
     let ts = TimestampMicrosecondArray::from_iter_values(rows.iter().map(|row| row.ts_us));
     let errors = StringArray::from_iter(rows.iter().map(|row| row.error.as_deref()));
     let lossy_of = |row: &Row| match row.reads_recorded {

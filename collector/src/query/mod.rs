@@ -12,9 +12,9 @@
 pub mod failure;
 pub mod line;
 pub mod log;
+mod loss;
 pub mod memory;
 pub mod pool;
-mod loss;
 mod rows;
 mod running;
 
@@ -405,7 +405,11 @@ pub fn spill_folder(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         // The engine's own names; nothing else is touched.
-        if entry.file_name().to_string_lossy().starts_with("datafusion-") {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("datafusion-")
+        {
             std::fs::remove_dir_all(entry.path())?;
         }
     }
