@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramscope_collector::access::commands;
 use vramscope_collector::config::{self, Config, Keys};
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
@@ -40,6 +41,12 @@ enum Command {
     /// Lists the requests for spans, and what became of them
     #[command(after_help = REQUESTS_EXAMPLES)]
     Requests(Requests),
+    Init(commands::Init),
+    AgentCertificate(commands::AgentCertificate),
+    ServerCertificate(commands::ServerCertificate),
+    RevokeCertificate(commands::RevokeCertificate),
+    User(commands::User),
+    Token(commands::Token),
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -140,6 +147,12 @@ fn main() -> ExitCode {
         Command::Status(status) => run_status(&status).map(|()| ExitCode::SUCCESS),
         Command::RequestSpan(wanted) => run_request_span(wanted),
         Command::Requests(wanted) => run_requests(&wanted).map(|()| ExitCode::SUCCESS),
+        Command::Init(init) => init.run().map(|()| ExitCode::SUCCESS),
+        Command::AgentCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::ServerCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::RevokeCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::User(user) => user.run().map(|()| ExitCode::SUCCESS),
+        Command::Token(token) => token.run().map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,

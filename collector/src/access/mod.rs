@@ -14,9 +14,13 @@
 
 pub mod accept;
 pub mod agents;
+pub mod commands;
 pub mod credentials;
+pub mod fence;
+pub mod filter;
 pub mod guard;
 pub mod scram;
+pub mod setup;
 pub mod throttle;
 pub mod tls;
 
@@ -483,6 +487,14 @@ impl Configured {
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(&self.files.tls.cert)
     }
+}
+
+/// A new password: 120 random bits, in letters that are hard to mistake.
+fn random_password() -> String {
+    // 32 of them: five bits each.
+    const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let letter = |byte: u8| char::from(LETTERS[usize::from(byte % 32)]);
+    scram::random::<24>().into_iter().map(letter).collect()
 }
 
 fn unix_now() -> i64 {
