@@ -4,7 +4,6 @@
 //! expression below it, no statistics of hidden rows answer a question, and EXPLAIN (ANALYZE) shows
 //! nothing of what lies below.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -410,9 +409,4 @@ impl ExecutionPlan for Fence {
             batches,
         )))
     }
-}
-
-/// The fence that a plan's node is, if it is one.
-pub fn as_fence(plan: &dyn ExecutionPlan) -> Option<&Fence> {
-    (plan as &dyn Any).downcast_ref()
 }

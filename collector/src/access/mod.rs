@@ -187,6 +187,7 @@ struct Shared {
     handshakes_failed: AtomicU64,
     reloads: AtomicU64,
     reloads_failed: AtomicU64,
+    impostors: AtomicU64,
 }
 
 struct Configured {
@@ -214,6 +215,8 @@ pub struct Counted {
     pub reloads: u64,
     /// Files that changed and are broken; what was in force before still is.
     pub reloads_failed: u64,
+    /// Batches and calls of agents in another one's name.
+    pub impostors: u64,
     /// When the collector's certificate ends, seconds since 1970.
     pub certificate_expires: Option<i64>,
 }
@@ -251,6 +254,7 @@ impl Access {
                 handshakes_failed: AtomicU64::new(0),
                 reloads: AtomicU64::new(0),
                 reloads_failed: AtomicU64::new(0),
+                impostors: AtomicU64::new(0),
             }),
         }
     }
@@ -302,6 +306,10 @@ impl Access {
         }
     }
 
+    fn count_impostor(&self) {
+        self.shared.impostors.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// What happened since the start.
     pub fn counted(&self) -> Counted {
         let shared = &self.shared;
@@ -314,6 +322,7 @@ impl Access {
             handshakes_failed: shared.handshakes_failed.load(Ordering::Relaxed),
             reloads: shared.reloads.load(Ordering::Relaxed),
             reloads_failed: shared.reloads_failed.load(Ordering::Relaxed),
+            impostors: shared.impostors.load(Ordering::Relaxed),
             certificate_expires: expires,
         }
     }
