@@ -6,7 +6,7 @@
 //! - each row says the batch's agent_id, and an agent_id belongs to the host that used it first,
 //!   for ever ([`Bindings`]). So a certificate that was stolen on one host cannot speak for an
 //!   agent of another;
-//! - a certificate that is revoked ends the streams that it opened.
+//! - a certificate that is revoked ends a stream that it opened at the next batch.
 //!
 //! Without credentials nothing of this holds, and only loopback is listened on.
 
@@ -153,7 +153,7 @@ impl Agent {
     }
 
     /// Writes an impostor down.
-    fn alarm(&self, impostor: &Impostor) {
+    pub fn alarm(&self, impostor: &Impostor) {
         self.access.count_impostor();
         tracing::error!("an agent writes as another: {impostor}");
     }

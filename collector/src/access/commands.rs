@@ -15,7 +15,8 @@ use serde::Serialize;
 use super::Role;
 use super::setup::{self, DAYS, Existing, Folder};
 
-const INIT_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const INIT_EXAMPLES: &str = "Examples:
   vramscope-collector init --dir /etc/vramscope --host collector.example.com
   vramscope-collector serve --config /etc/vramscope/collector.toml --data /var/lib/vramscope
 
@@ -23,7 +24,6 @@ Nothing that is there is overwritten. The token is shown once.";
 
 /// Makes a CA, the collector's certificate and a first administrator's token
 #[derive(Args)]
-#[command(after_help = INIT_EXAMPLES)]
 pub struct Init {
     #[command(flatten)]
     dir: Dir,
@@ -46,7 +46,8 @@ impl Dir {
     }
 }
 
-const AGENT_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const AGENT_EXAMPLES: &str = "Examples:
   vramscope-collector agent-certificate --dir /etc/vramscope --name gpu-17
   vramscope-collector agent-certificate --dir /etc/vramscope --name gpu-17 --replace
 
@@ -55,7 +56,6 @@ An agent with this certificate can write rows of this host and of no other.";
 
 /// Makes the certificate by which an agent shows which host it is of
 #[derive(Args)]
-#[command(after_help = AGENT_EXAMPLES)]
 pub struct AgentCertificate {
     #[command(flatten)]
     dir: Dir,
@@ -70,14 +70,14 @@ pub struct AgentCertificate {
     replace: bool,
 }
 
-const SERVER_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const SERVER_EXAMPLES: &str = "Examples:
   vramscope-collector server-certificate --dir /etc/vramscope --host collector.example.com
 
 A running collector takes it within seconds; connections that are open stay.";
 
 /// Makes the collector's certificate anew, before the old one ends or for other names
 #[derive(Args)]
-#[command(after_help = SERVER_EXAMPLES)]
 pub struct ServerCertificate {
     #[command(flatten)]
     dir: Dir,
@@ -90,14 +90,14 @@ pub struct ServerCertificate {
     days: u64,
 }
 
-const REVOKE_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const REVOKE_EXAMPLES: &str = "Examples:
   vramscope-collector revoke-certificate --dir /etc/vramscope /etc/vramscope/agents/gpu-17.pem
 
 A running collector ends the agent's stream within seconds.";
 
 /// Takes an agent's certificate back, after its key was stolen for example
 #[derive(Args)]
-#[command(after_help = REVOKE_EXAMPLES)]
 pub struct RevokeCertificate {
     #[command(flatten)]
     dir: Dir,
@@ -139,7 +139,8 @@ impl Rights {
     }
 }
 
-const USER_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const USER_EXAMPLES: &str = "Examples:
   vramscope-collector user add --dir /etc/vramscope alice
   vramscope-collector user add --dir /etc/vramscope bob --namespace team-a --password-stdin < file
   vramscope-collector user password --dir /etc/vramscope alice
@@ -150,7 +151,6 @@ A running collector follows within seconds.";
 
 /// Adds, removes and lists users: people with a password
 #[derive(Args)]
-#[command(after_help = USER_EXAMPLES)]
 pub struct User {
     #[command(subcommand)]
     what: UserCommand,
@@ -197,7 +197,8 @@ enum UserCommand {
     },
 }
 
-const TOKEN_EXAMPLES: &str = "Examples:
+/// Examples of the command.
+pub const TOKEN_EXAMPLES: &str = "Examples:
   vramscope-collector token add --dir /etc/vramscope grafana
   vramscope-collector token add --dir /etc/vramscope team-a-ci --namespace team-a
   vramscope-collector token revoke --dir /etc/vramscope grafana
@@ -207,7 +208,6 @@ A running collector follows within seconds.";
 
 /// Adds, revokes and lists tokens, for programs
 #[derive(Args)]
-#[command(after_help = TOKEN_EXAMPLES)]
 pub struct Token {
     #[command(subcommand)]
     what: TokenCommand,

@@ -170,7 +170,7 @@ impl Fenced {
             Rule::Among(column, among) => {
                 let right = LogicalPlanBuilder::from(among.as_ref().clone()).alias("among")?;
                 let named = right.schema().field(0).name().clone();
-                let left = Column::from_name(*column);
+                let left = Column::new(Some("fenced"), *column);
                 let right_column = Column::new(Some("among"), named);
                 plan.join(
                     right.build()?,

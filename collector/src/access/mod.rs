@@ -201,6 +201,8 @@ struct Configured {
 
 struct Session {
     name: Arc<str>,
+    /// Of the password it was opened with.
+    mark: Digest,
     began: Instant,
 }
 
@@ -333,14 +335,14 @@ impl Access {
         let mut hang_up = signal(SignalKind::hangup()).context("failed to watch for SIGHUP")?;
         let Some(configured) = &self.shared.configured else {
             // A SIGHUP still must not end the process.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
+            stopped(&mut stopping).await;
             return Ok(());
         };
         let files = &configured.files;
         let mut seen = configured.seen.clone();
         loop {
             let asked = tokio::select! {
-                _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+                () = stopped(&mut stopping) => return Ok(()),
                 _ = hang_up.recv() => true,
                 () = tokio::time::sleep(LOOK) => false,
             };
@@ -383,8 +385,9 @@ impl Access {
             if session.began.elapsed() > SESSION {
                 return None;
             }
-            // They may have been removed, or have another role, since.
-            return credentials.caller(&session.name);
+            // They may have been removed, or have another role or password, since.
+            let (caller, mark) = credentials.user(&session.name)?;
+            return mark.is(&session.mark).then_some(caller);
         }
         credentials.token(bearer)
     }
@@ -406,8 +409,10 @@ impl Access {
     }
 
     /// A bearer token for somebody who was let in by a password, good for twelve hours and as long
-    /// as they are in the list. For protocols that trade one for the other (Flight's handshake).
-    pub fn open_session(&self, caller: &Caller) -> String {
+    /// as they are in the list with that password. For protocols that trade one for the other
+    /// (Flight's handshake). `None` for whoever has no password.
+    pub fn open_session(&self, caller: &Caller) -> Option<String> {
+        let (_, mark) = self.credentials()?.user(&caller.name)?;
         let token = format!("{SESSION_PREFIX}{}", credentials::random_text());
         let mut sessions = self.sessions();
         if sessions.len() >= MAX_SESSIONS {
@@ -421,10 +426,11 @@ impl Access {
         }
         let session = Session {
             name: Arc::clone(&caller.name),
+            mark,
             began: Instant::now(),
         };
         sessions.insert(Digest::of(&token), session);
-        token
+        Some(token)
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Session>> {
@@ -479,6 +485,12 @@ impl Access {
         tokio::time::sleep(wait).await;
         Err(Denied::Wrong)
     }
+}
+
+/// Returns when the collector stops.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop too.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
 }
 
 impl Configured {

@@ -240,7 +240,12 @@ impl Shared {
             .await
         {
             Ok(checked) => checked,
-            Err(reason) => return Answer::Rejected(reason),
+            Err(reason) => {
+                if let Reject::Impostor(impostor) = &reason {
+                    sender.alarm(impostor);
+                }
+                return Answer::Rejected(reason);
+            }
         };
         let entry = Entry {
             agent: batch.agent_id.into(),
