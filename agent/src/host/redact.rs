@@ -156,16 +156,22 @@ impl Rules {
             else {
                 break;
             };
-            text.push_str(&word[at..whole.end()]);
-            at = whole.end();
+            // `--name=value` or `NAME=value` as a word of its own: all behind the sign is its value.
+            let is_whole = whole.start() == 0 && parting.as_str().starts_with('=');
+            let value_at = if is_whole {
+                parting.start() + 1
+            } else {
+                whole.end()
+            };
+            text.push_str(&word[at..value_at]);
+            at = value_at;
             // Only a flag's value stands behind a mere blank.
             let is_blank = parting.as_str().trim().is_empty();
             if (is_blank && found.get(1).is_none()) || !self.is_secret(name.as_str()) {
                 continue;
             }
             let rest = &word[at..];
-            let length = if whole.start() == 0 && parting.as_str() == "=" {
-                // `--name=value` or `NAME=value` as a word of its own: all of it.
+            let length = if is_whole {
                 rest.len()
             } else {
                 value_length(rest)
@@ -174,7 +180,7 @@ impl Rules {
             let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
             if length > 0 && !(is_blank && value.starts_with('-')) {
                 match quote {
-                    Some(quote) if length > 1 => {
+                    Some(quote) if length > 1 && !is_whole => {
                         text.push(quote);
                         text.push_str(MARK);
                         text.push(quote);

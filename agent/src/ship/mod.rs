@@ -11,6 +11,8 @@
 mod backoff;
 mod queue;
 mod spans;
+#[cfg(test)]
+mod tls_tests;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
