@@ -212,6 +212,13 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_HTTP_MAX_CONNECTIONS"
     )]
     pub http_max_connections: Option<usize>,
+    /// How long an HTTP client may take to send a request or to take an answer [default: 20s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_HTTP_CLIENT_TIMEOUT"
+    )]
+    pub http_client_timeout: Option<Span>,
     /// Memory that one query may have [default: half of query_memory_bytes]
     #[arg(
         long,
@@ -281,6 +288,7 @@ impl Keys {
             log: self.log.or(below.log),
             http_listen: self.http_listen.or(below.http_listen),
             http_max_connections: self.http_max_connections.or(below.http_max_connections),
+            http_client_timeout: self.http_client_timeout.or(below.http_client_timeout),
             query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
             spill_dir: self.spill_dir.or(below.spill_dir),
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
@@ -319,6 +327,8 @@ pub struct Config {
     pub http_listen: Listen,
     /// Most connections to it at a time.
     pub http_max_connections: usize,
+    /// How long a client may take to send a request, and to take some of an answer.
+    pub http_client_timeout: Duration,
     /// Memory that one query may have, in bytes.
     pub query_share_bytes: u64,
     /// Where queries spill to; `None` is `_spill` in the data folder.
@@ -360,6 +370,9 @@ impl Config {
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
             http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
             http_max_connections: keys.http_max_connections.unwrap_or(2048),
+            http_client_timeout: keys
+                .http_client_timeout
+                .map_or(Duration::from_secs(20), |span| span.0),
             query_share_bytes: keys
                 .query_share_bytes
                 .map_or(query_memory_bytes / 2, |size| size.0),
@@ -400,6 +413,9 @@ impl Config {
         }
         if self.http_max_connections == 0 {
             bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
+        }
+        if self.http_client_timeout.is_zero() {
+            bail!("http_client_timeout is 0; it must be at least 1ms");
         }
         if self.query_share_bytes == 0 || self.query_share_bytes > self.query_memory_bytes {
             bail!(
@@ -493,6 +509,10 @@ http_listen = "{}"
 # Most connections to the HTTP door at a time; one more is closed at once. Default 2048.
 http_max_connections = {}
 
+# How long an HTTP client may take for a request's head, for its body, and to take some of what
+# was written to it; then its connection is closed. Default "20s".
+http_client_timeout = "{}"
+
 # Memory that one query may have, so that others find some too. Sorts, joins and aggregations that
 # need more spill to disk; what cannot spill fails. Default half of query_memory_bytes.
 query_share_bytes = "{}"
@@ -530,6 +550,7 @@ min_disk_free_bytes = "{}"
             toml::Value::String(self.log.clone()),
             self.http_listen,
             self.http_max_connections,
+            Span(self.http_client_timeout),
             ByteSize(self.query_share_bytes),
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),

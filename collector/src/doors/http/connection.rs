@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - there are at most so many; one more is told so and closed;
-//! - a connection that sends no whole head in [`HEAD_TIME`], or does not take what was written for
-//!   [`STALL`], is closed: who is slow or gone holds nothing for long;
+//! - a connection that sends no whole head within [`Bounds::patience`], or takes nothing of what
+//!   was written for so long, is closed: who is slow or gone holds nothing for long;
 //! - a stop lets requests that run finish, and closes what is idle.
 
 use std::future::Future;
@@ -21,16 +21,24 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use super::HttpDoor;
+use tonic::transport::server::Connected;
+
 use crate::access::accept::{Doorway, Io};
 use crate::metrics::{DoorLabels, METRICS};
 
-/// A request's head has to be there after so long; so long a kept connection may be idle.
-const HEAD_TIME: Duration = Duration::from_secs(15);
-/// A client that takes nothing for so long is gone.
-const STALL: Duration = Duration::from_secs(30);
+/// What connections may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Connections at a time.
+    pub connections: usize,
+    /// Time for a request's head, for its body, and for taking some of an answer; so long a kept
+    /// connection may be idle.
+    pub patience: Duration,
+}
+
 /// Largest head of a request, HTTP/1.
 const MAX_HEAD_BYTES: usize = 32 << 10;
 /// Requests at a time on one connection, HTTP/2.
@@ -38,18 +46,19 @@ const MAX_STREAMS: u32 = 64;
 /// What tells HTTP/1 from HTTP/2: the length of HTTP/2's preface.
 const PREFACE: usize = 24;
 
-const FULL: &str = "{\"error\":{\"code\":\"busy\",\"message\":\"too many connections; come back later\"}}\n";
+const FULL: &str =
+    "{\"error\":{\"code\":\"busy\",\"message\":\"too many connections; come back later\"}}\n";
 const LABELS: DoorLabels = DoorLabels { door: "http" };
 
 /// Serves until `stopping` turns true and what runs then is finished.
 pub async fn serve(
     mut doorway: Doorway,
     door: HttpDoor,
-    max_connections: usize,
+    bounds: Bounds,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(max_connections));
-    let router = super::router(door);
+    let places = Arc::new(Semaphore::new(bounds.connections));
+    let router = super::router(door.with_patience(bounds.patience));
     let mut connections = JoinSet::new();
     loop {
         let next = tokio::select! {
@@ -64,24 +73,29 @@ pub async fn serve(
             connections.spawn(turn_away(io));
             continue;
         };
-        let router = router.clone().layer(Extension(io.peer()));
+        let router = router.clone().layer(Extension(io.connect_info()));
         let stopping = stopping.clone();
         connections.spawn(async move {
             let _place = place;
             METRICS.connections.get_or_create(&LABELS).inc();
-            connection(io, router, stopping).await;
+            connection(io, router, bounds.patience, stopping).await;
             METRICS.connections.get_or_create(&LABELS).dec();
         });
     }
     while connections.join_next().await.is_some() {}
 }
 
-async fn connection(io: Io, router: axum::Router, mut stopping: watch::Receiver<bool>) {
+async fn connection(
+    io: Io,
+    router: axum::Router,
+    patience: Duration,
+    mut stopping: watch::Receiver<bool>,
+) {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(patience)
         .max_buf_size(MAX_HEAD_BYTES);
     builder
         .http2()
@@ -90,7 +104,7 @@ async fn connection(io: Io, router: axum::Router, mut stopping: watch::Receiver<
         .max_header_list_size(MAX_HEAD_BYTES as u32)
         .keep_alive_interval(Duration::from_secs(30))
         .keep_alive_timeout(Duration::from_secs(20));
-    let io = TokioIo::new(Patient::new(io));
+    let io = TokioIo::new(Patient::new(io, patience));
     let mut served = pin!(builder.serve_connection(io, TowerToHyperService::new(router)));
     tokio::select! {
         done = served.as_mut() => return log(done),
@@ -123,6 +137,7 @@ async fn turn_away(mut io: Io) {
 /// not read.
 struct Patient {
     io: Io,
+    patience: Duration,
     read: usize,
     begin: Pin<Box<Sleep>>,
     /// Set while the client takes nothing.
@@ -130,11 +145,12 @@ struct Patient {
 }
 
 impl Patient {
-    fn new(io: Io) -> Patient {
+    fn new(io: Io, patience: Duration) -> Patient {
         Patient {
             io,
+            patience,
             read: 0,
-            begin: Box::pin(tokio::time::sleep(HEAD_TIME)),
+            begin: Box::pin(tokio::time::sleep(patience)),
             stall: None,
         }
     }
@@ -149,9 +165,10 @@ impl Patient {
             self.stall = None;
             return written;
         }
+        let patience = self.patience;
         let stall = self
             .stall
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + STALL)));
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         match stall.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,

@@ -73,13 +73,9 @@ impl Format {
 
 /// Writes one answer.
 pub enum Encoder {
-    Json {
-        rows: u64,
-    },
+    Json { rows: u64 },
     Ndjson,
-    Csv {
-        begun: bool,
-    },
+    Csv { begun: bool },
     Arrow(Box<StreamWriter<Vec<u8>>>),
 }
 

@@ -16,6 +16,7 @@ mod sql;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -32,7 +33,7 @@ use crate::metrics::health::{Health, Readiness, Reason};
 use crate::metrics::{METRICS, RequestLabels};
 use crate::query::{Gate, QueryId};
 
-pub use connection::serve;
+pub use connection::{Bounds, serve};
 use problem::Problem;
 
 /// What the handlers share. Clones share everything.
@@ -41,6 +42,8 @@ pub struct HttpDoor {
     gate: Gate,
     access: Access,
     health: Arc<Health>,
+    /// How long a body may take.
+    patience: Duration,
 }
 
 impl HttpDoor {
@@ -50,7 +53,12 @@ impl HttpDoor {
             gate,
             access,
             health,
+            patience: Duration::from_secs(20),
         }
+    }
+
+    fn with_patience(self, patience: Duration) -> HttpDoor {
+        HttpDoor { patience, ..self }
     }
 
     /// Who asks. They may ask questions.
@@ -79,7 +87,14 @@ impl HttpDoor {
         description = "SQL over what a fleet's GPU memory is used for. Column and error names are stable."
     ),
     paths(sql::answer, cancel, openapi, healthz, readyz, metrics),
-    components(schemas(sql::SqlRequest, sql::Answer, problem::Body, problem::Detail, Readiness, Reason))
+    components(schemas(
+        sql::SqlRequest,
+        sql::Answer,
+        problem::Body,
+        problem::Detail,
+        Readiness,
+        Reason
+    ))
 )]
 struct Api;
 
@@ -294,10 +309,22 @@ mod tests {
 
     #[test]
     fn only_addresses_and_localhost_are_no_names() {
-        for host in ["127.0.0.1", "127.0.0.1:7718", "[::1]:7718", "localhost:1", "LOCALHOST"] {
+        for host in [
+            "127.0.0.1",
+            "127.0.0.1:7718",
+            "[::1]:7718",
+            "localhost:1",
+            "LOCALHOST",
+        ] {
             assert!(is_address(Some(host)), "{host}");
         }
-        for host in ["evil.example", "evil.example:7718", "", "127.0.0.1.evil.example", "?"] {
+        for host in [
+            "evil.example",
+            "evil.example:7718",
+            "",
+            "127.0.0.1.evil.example",
+            "?",
+        ] {
             assert!(!is_address(Some(host)), "{host}");
         }
     }

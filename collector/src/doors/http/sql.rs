@@ -22,8 +22,6 @@ use crate::query::{Door, MAX_SQL_BYTES, QueryId, Question, Rows};
 
 /// Largest body: the longest statement, escaped, and the rest.
 const MAX_BODY_BYTES: usize = MAX_SQL_BYTES + MAX_SQL_BYTES / 2;
-/// A body has to be there after so long.
-const BODY_TIME: Duration = Duration::from_secs(10);
 
 /// One question.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -40,6 +38,8 @@ pub struct SqlRequest {
     timeout_ms: Option<u64>,
     /// Ends the query with an error after so many rows, if the collector does not before.
     max_rows: Option<u64>,
+    /// Names the query, to cancel it by: 32 hexadecimal digits, random. Made up if it is not given.
+    query_id: Option<String>,
     /// How the answer is written; wins over `Accept`.
     format: Option<Format>,
 }
@@ -91,13 +91,10 @@ pub struct Answer {
         (status = 507, description = "It needs more memory than a query may have", body = problem::Body)
     )
 )]
-pub async fn answer(
-    State(door): State<HttpDoor>,
-    request: Request,
-) -> Result<Response, Problem> {
+pub async fn answer(State(door): State<HttpDoor>, request: Request) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     let caller = door.reader(&parts).await?;
-    let body = read(&parts.headers, body).await?;
+    let body = read(&parts.headers, body, door.patience).await?;
     let asked = parse(&parts.headers, &body)?;
     let accept = parts.headers.get(header::ACCEPT);
     let format = match asked.format {
@@ -107,13 +104,18 @@ pub async fn answer(
             Problem::new(StatusCode::NOT_ACCEPTABLE, "accept", text)
         })?,
     };
+    let id = match asked.query_id {
+        Some(id) => id.parse().map_err(Problem::bad_request)?,
+        None => QueryId::new(),
+    };
     let question = Question {
+        id,
         time: asked.timeout_ms.map(Duration::from_millis),
         rows: asked.max_rows,
         planner: Bound::planner(values(asked.parameters)?),
         ..Question::new(caller.clone(), Door::Http, asked.sql)
     };
-    let (id, reads_recorded) = (question.id, quality::reads_recorded_data(&question.sql));
+    let reads_recorded = quality::reads_recorded_data(&question.sql);
     let failed = |error| Problem::of_query(id, &error);
     let mut rows = door.gate.answer(question).await.map_err(failed)?;
     let loss = async {
@@ -128,7 +130,7 @@ pub async fn answer(
     respond(format, rows, first, loss)
 }
 
-async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
+async fn read(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Bytes, Problem> {
     let too_long = || {
         let text = format!("the body has more than {MAX_BODY_BYTES} bytes");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body", text)
@@ -138,12 +140,12 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
     if length.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
         return Err(too_long());
     }
-    match tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY_BYTES)).await {
+    match tokio::time::timeout(patience, to_bytes(body, MAX_BODY_BYTES)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if error.to_string().contains("length limit") => Err(too_long()),
         Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
         Err(_) => {
-            let text = format!("the body was not there after {} s", BODY_TIME.as_secs());
+            let text = format!("the body was not there after {} s", patience.as_secs_f64());
             Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body", text))
         }
     }
@@ -155,8 +157,9 @@ fn parse(headers: &HeaderMap, body: &[u8]) -> Result<SqlRequest, Problem> {
     let content_type = content_type.map_or("", |kind| kind.to_str().unwrap_or("?"));
     let kind = content_type.split(';').next().unwrap_or("").trim();
     match kind.to_ascii_lowercase().as_str() {
-        "application/json" => serde_json::from_slice(body)
-            .map_err(|error| Problem::bad_request(format!("the body is not as described: {error}"))),
+        "application/json" => serde_json::from_slice(body).map_err(|error| {
+            Problem::bad_request(format!("the body is not as described: {error}"))
+        }),
         "text/plain" | "application/sql" => {
             let sql = std::str::from_utf8(body)
                 .map_err(|_| Problem::bad_request("the statement is not UTF-8"))?;
@@ -165,13 +168,16 @@ fn parse(headers: &HeaderMap, body: &[u8]) -> Result<SqlRequest, Problem> {
                 parameters: Vec::new(),
                 timeout_ms: None,
                 max_rows: None,
+                query_id: None,
                 format: None,
             })
         }
         _ => Err(Problem::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "content_type",
-            format!("the body is {content_type:?}; send application/json, or the statement as text/plain"),
+            format!(
+                "the body is {content_type:?}; send application/json, or the statement as text/plain"
+            ),
         )),
     }
 }
@@ -215,10 +221,16 @@ fn respond(
     let kind = HeaderValue::from_static(format.content_type());
     headers.insert(header::CONTENT_TYPE, kind);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    headers.insert(
+        "x-content-type-options",
+        HeaderValue::from_static("nosniff"),
+    );
     headers.insert("vramscope-lossy", HeaderValue::from_static(lossy));
     // Hexadecimal digits, and the notes' plain text, are what a header may hold.
-    for (name, text) in [("vramscope-query-id", Some(id.to_string())), ("vramscope-note", note)] {
+    for (name, text) in [
+        ("vramscope-query-id", Some(id.to_string())),
+        ("vramscope-note", note),
+    ] {
         if let Some(value) = text.and_then(|text| HeaderValue::from_str(&text).ok()) {
             headers.insert(name, value);
         }
@@ -305,7 +317,11 @@ impl Writing {
 
     fn end(&mut self) -> Bytes {
         self.stage = Stage::Done;
-        match self.encoder.take().map(|encoder| encoder.end(self.loss.as_ref())) {
+        match self
+            .encoder
+            .take()
+            .map(|encoder| encoder.end(self.loss.as_ref()))
+        {
             Some(Ok(bytes)) => bytes,
             Some(Err(_)) => {
                 self.stage = Stage::Broken;
