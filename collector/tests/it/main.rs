@@ -4,6 +4,7 @@
 mod access;
 mod cli;
 mod crash;
+mod http;
 mod ingest;
 mod query;
 mod requests;
