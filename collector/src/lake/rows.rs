@@ -49,6 +49,7 @@ pub fn sort_columns(table: Table) -> &'static [&'static str] {
         Table::Devices => &["host", "gpu_uuid", "ts_ns"],
         Table::AgentWindows => &["host", "ts_ns"],
         Table::QueryLog => &["ts"],
+        Table::Batches => &["agent_id", "batch_seq"],
     }
 }
 
