@@ -11,6 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
+use crate::ingest::placing::Clock;
+
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
@@ -141,6 +143,15 @@ pub struct Keys {
     /// [default: warn,vramscope_collector=info]
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
+
+    // Intake.
+    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
+    /// the partition of its arrival [default: 24h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
+    pub clock_ahead: Option<Span>,
+    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
+    pub clock_behind: Option<Span>,
 }
 
 impl Keys {
@@ -163,6 +174,8 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
+            clock_ahead: self.clock_ahead.or(below.clock_ahead),
+            clock_behind: self.clock_behind.or(below.clock_behind),
         }
     }
 }
@@ -188,6 +201,8 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
+    /// Which times of rows are believed.
+    pub clock: Clock,
 }
 
 impl Config {
@@ -214,6 +229,14 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            clock: Clock {
+                ahead: keys
+                    .clock_ahead
+                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
+                behind: keys
+                    .clock_behind
+                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
+            },
         };
         config.check()?;
         Ok(config)
@@ -289,6 +312,13 @@ query_max_rows = {}
 # ERROR: data was lost or will be. WARN: degraded, nothing lost. INFO: the life of the process.
 # Default "warn,vramscope_collector=info".
 log = {}
+
+# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
+# time as it was sent, in the partition of the hour in which it arrived, and counted in
+# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
+# Defaults "24h" and "744h" (31 days).
+clock_ahead = "{}"
+clock_behind = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -298,6 +328,8 @@ log = {}
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
+            Span(self.clock.ahead),
+            Span(self.clock.behind),
         )
     }
 }
