@@ -107,6 +107,44 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// What an acknowledgement stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// The batch is in the log, on this machine's disk.
+    Fsync,
+    /// The rows are in the table, on its storage.
+    Store,
+}
+
+impl FromStr for Promise {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "fsync" => Ok(Promise::Fsync),
+            "store" => Ok(Promise::Store),
+            _ => Err(format!("{text:?} is no promise; write fsync or store")),
+        }
+    }
+}
+
+impl fmt::Display for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Promise::Fsync => "fsync",
+            Promise::Store => "store",
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Promise {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
 /// The keys as one source (file, or flags and environment) gives them.
 #[derive(Debug, Default, Clone, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,6 +190,10 @@ pub struct Keys {
     /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
     #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
     pub clock_behind: Option<Span>,
+    /// What an acknowledgement stands for: fsync (the batch is on this machine's disk) or store (its
+    /// rows are committed to the table, on its storage) [default: fsync]
+    #[arg(long, value_name = "PROMISE", env = "VRAMSCOPE_COLLECTOR_PROMISE")]
+    pub promise: Option<Promise>,
 }
 
 impl Keys {
@@ -176,6 +218,7 @@ impl Keys {
             log: self.log.or(below.log),
             clock_ahead: self.clock_ahead.or(below.clock_ahead),
             clock_behind: self.clock_behind.or(below.clock_behind),
+            promise: self.promise.or(below.promise),
         }
     }
 }
@@ -203,6 +246,8 @@ pub struct Config {
     pub log: String,
     /// Which times of rows are believed.
     pub clock: Clock,
+    /// What an acknowledgement stands for.
+    pub promise: Promise,
 }
 
 impl Config {
@@ -237,6 +282,7 @@ impl Config {
                     .clock_behind
                     .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
             },
+            promise: keys.promise.unwrap_or(Promise::Fsync),
         };
         config.check()?;
         Ok(config)
@@ -319,6 +365,12 @@ log = {}
 # Defaults "24h" and "744h" (31 days).
 clock_ahead = "{}"
 clock_behind = "{}"
+
+# What an acknowledgement stands for. "fsync": the batch is on this machine's disk (in _wal), and
+# goes to the tables within commit_interval. "store": its rows are committed to the tables, on
+# their storage, before it is acknowledged; nothing is lost with this machine, each batch takes some
+# hundred milliseconds. Default "fsync".
+promise = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -330,6 +382,7 @@ clock_behind = "{}"
             toml::Value::String(self.log.clone()),
             Span(self.clock.ahead),
             Span(self.clock.behind),
+            self.promise,
         )
     }
 }
@@ -355,6 +408,8 @@ mod tests {
             data: Some("/tmp/a \"b\"".into()),
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
+            clock_ahead: Some(Span(Duration::from_secs(60))),
+            promise: Some(Promise::Store),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

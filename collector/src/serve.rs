@@ -22,13 +22,14 @@ use vramscope_wire::proto::ingest_server::IngestServer;
 use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
-use crate::config::Config;
+use crate::config::{Config, Promise};
 use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::marks::Marks;
 use crate::ingest::wal::Wal;
-use crate::ingest::{Counts, Limits, Service};
+use crate::ingest::{Counts, Keeper, Limits, Service};
 use crate::lake::Lake;
+use crate::lake::committer::direct::{self, Direct};
 use crate::lake::committer::{self, recover};
 use crate::query::Gate;
 use crate::query::pool::Pool;
@@ -60,6 +61,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
     recover::recover(&wal, &lake, &config.clock).await?;
+    if config.promise == Promise::Store {
+        direct::redo(&lake).await?;
+    }
     let marks = Marks::new(Arc::clone(&wal), Arc::clone(&lake));
     recover::remember(&wal, &lake, &marks).await?;
     let backlog = wal.backlog();
@@ -95,8 +99,12 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         max_batch_bytes: config.max_batch_bytes,
         clock: config.clock,
     };
+    let keeper = match config.promise {
+        Promise::Fsync => Keeper::Log(wal),
+        Promise::Store => Keeper::Table(Direct::start(lake, wal.id()).await?),
+    };
     let ingest = Service::new(
-        wal,
+        keeper,
         marks,
         Arc::clone(&counts),
         limits,

@@ -195,6 +195,24 @@ fn a_damaged_batch_is_set_aside_and_leaves_the_line() {
     assert_eq!(wal.backlog(), Backlog::default());
 }
 
+/// A batch that was let go without a commit does not come back, while others in its segment wait.
+#[test]
+fn a_void_batch_does_not_come_back() {
+    let data = tempfile::tempdir().unwrap();
+    let wal = open(data.path());
+    for seq in 1..=3 {
+        store(&wal, stack("a", seq, b"x"), b"x").unwrap();
+    }
+    wal.void(&wal.waiting()[1..2]).unwrap();
+    kill(wal);
+    for _ in 0..2 {
+        let wal = open(data.path());
+        assert_eq!(seqs(&wal.waiting()), [1, 3]);
+        assert!(damaged(wal.root()).unwrap().is_empty());
+        kill(wal);
+    }
+}
+
 #[test]
 fn the_limit_counts_what_waits_and_ends_with_the_commit() {
     let data = tempfile::tempdir().unwrap();

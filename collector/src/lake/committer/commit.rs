@@ -19,6 +19,9 @@ use super::super::{Lake, LakeError, delta_error, rows};
 /// A file of a partition is closed and another begun at this size.
 const TARGET_FILE_BYTES: u64 = 256 << 20;
 
+/// What a commit says beside its actions: a key of the commit's information, and what is there.
+pub(super) type Note = (&'static str, serde_json::Value);
+
 /// Writes rows of the lake's schema, sorted by partition, and commits them with transactions.
 /// Returns the table's new version.
 pub(super) async fn commit(
@@ -26,10 +29,11 @@ pub(super) async fn commit(
     table: Table,
     chunks: impl Iterator<Item = Result<RecordBatch, ArrowError>>,
     marks: HashMap<Arc<str>, u64>,
+    note: Option<Note>,
 ) -> Result<u64, LakeError> {
     let mut delta = lake.table(table);
     let adds = write(&delta, chunks).await.map_err(delta_error(table))?;
-    let version = enter(&mut delta, table, adds, &marks)
+    let version = enter(&mut delta, table, adds, &marks, note)
         .await
         .map_err(delta_error(table))?;
     lake.committed_now(table, delta, marks);
@@ -54,6 +58,7 @@ async fn enter(
     table: Table,
     adds: Vec<Action>,
     marks: &HashMap<Arc<str>, u64>,
+    note: Option<Note>,
 ) -> Result<u64, DeltaTableError> {
     let partition_by: Vec<String> = rows::partition_columns(table)
         .iter()
@@ -66,6 +71,7 @@ async fn enter(
     };
     let properties = CommitProperties::default()
         .with_application_transactions(transactions(marks))
+        .with_metadata(note.map(|(key, value)| (key.to_string(), value)))
         // Checkpoints and old log entries are dealt with every so many commits, not here.
         .with_create_checkpoint(false)
         .with_cleanup_expired_logs(Some(false));

@@ -28,10 +28,11 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::statistics::Statistics;
 use vramscope_wire::Table;
 
-use super::super::{Lake, LakeError, delta_error};
+use super::super::{Lake, LakeError, delta_error, io_error};
 use crate::ingest::wal::{Entry, Wal};
 
-type Name = (Arc<str>, u64);
+/// Agent and `batch_seq`.
+pub(super) type Name = (Arc<str>, u64);
 
 /// Leaves out of `entries` what the table has already from another collector, and lets the log go
 /// of it.
@@ -50,13 +51,7 @@ pub(super) async fn without_committed(
     if in_doubt.is_empty() {
         return Ok(entries);
     }
-    // The other collector has written the lines in the ledger; they outlive the rows.
-    let mut found = HashSet::new();
-    for place in [table, Table::Batches] {
-        let mut delta = lake.table(place);
-        delta.update_state().await.map_err(delta_error(place))?;
-        found.extend(find(&delta, &in_doubt).await.map_err(delta_error(place))?);
-    }
+    let found = there(lake, table, &in_doubt).await?;
     let is_there =
         |entry: &Entry| found.contains(&(Arc::clone(&entry.batch.agent), entry.batch.seq));
     let (there, rest): (Vec<Entry>, Vec<Entry>) = entries.into_iter().partition(is_there);
@@ -66,9 +61,27 @@ pub(super) async fn without_committed(
             batches = there.len(),
             "another collector has committed batches that wait here"
         );
-        wal.finish(&there);
+        wal.void(&there).map_err(io_error(wal.root()))?;
     }
     Ok(rest)
+}
+
+/// Which of the batches a table has, by its rows or by the ledger: its lines outlive the rows.
+pub(super) async fn there(
+    lake: &Lake,
+    table: Table,
+    in_doubt: &HashSet<Name>,
+) -> Result<HashSet<Name>, LakeError> {
+    let mut found = HashSet::new();
+    if in_doubt.is_empty() {
+        return Ok(found);
+    }
+    for place in [table, Table::Batches] {
+        let mut delta = lake.table(place);
+        delta.update_state().await.map_err(delta_error(place))?;
+        found.extend(find(&delta, in_doubt).await.map_err(delta_error(place))?);
+    }
+    Ok(found)
 }
 
 /// Which of the batches have rows (or lines) in a table.

@@ -17,6 +17,7 @@
 //! intake must go on meanwhile.
 
 mod commit;
+pub mod direct;
 mod exact;
 mod ledger;
 mod load;
@@ -32,7 +33,7 @@ use tokio::sync::{oneshot, watch};
 use vramscope_wire::Table;
 
 use super::{Lake, LakeError};
-use crate::ingest::wal::{Entry, Wal};
+use crate::ingest::wal::{Entry, NewBatch, Wal};
 
 pub use ledger::{Acknowledged, acknowledged};
 
@@ -50,8 +51,8 @@ pub fn own_transaction(log_id: &str) -> String {
 }
 
 /// The transaction by which `batches` knows the records of a log that went to a table.
-pub fn ledger_transaction(log_id: &str, table: Table) -> String {
-    format!("log:{log_id}:{}", table.name())
+pub fn ledger_transaction(log_id: &str, table: &str) -> String {
+    format!("log:{log_id}:{table}")
 }
 
 /// Starts the committer: it commits at every tick until `stopping` turns true, and once more then.
@@ -124,21 +125,23 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
             return Ok(());
         };
         let entries = exact::without_committed(wal, lake, table, entries).await?;
-        let loaded = load::load(wal, table, entries).map_err(arrow_error(table))?;
+        let loaded = load::load(table, entries, |entry| load::from_log(wal, entry))
+            .map_err(load_error(table))?;
         for (entry, reason) in &loaded.damaged {
             set_aside(wal, entry, reason)?;
         }
         if loaded.sound.is_empty() {
             continue;
         }
-        let highest = highest(lake, table, &loaded.sound).await?;
-        let mut marks = highest.clone();
+        let batches = loaded.sound.iter().map(|entry| &entry.batch);
+        let mut marks = highest(lake, table, batches).await?;
         marks.insert(Arc::from(own_transaction(wal.id())), last);
         let rows = loaded.rows.len();
-        let version = match commit::commit(lake, table, loaded.rows.chunks(), marks).await {
+        let version = match commit::commit(lake, table, loaded.rows.chunks(), marks, None).await {
             Ok(version) => version,
             Err(error) => {
-                recover::reload(wal, lake, table).await?;
+                recover::reload(lake, table).await?;
+                recover::sort_out_all(wal, lake).await?;
                 return Err(error);
             }
         };
@@ -158,21 +161,20 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
 async fn highest(
     lake: &Lake,
     table: Table,
-    entries: &[Entry],
+    batches: impl Iterator<Item = &NewBatch>,
 ) -> Result<HashMap<Arc<str>, u64>, LakeError> {
     let mut highest: HashMap<Arc<str>, u64> = HashMap::new();
-    for entry in entries {
-        let agent = &entry.batch.agent;
-        let known = match highest.get(agent) {
+    for batch in batches {
+        let known = match highest.get(&batch.agent) {
             Some(known) => *known,
-            None => lake.committed(table, agent).await?,
+            None => lake.committed(table, &batch.agent).await?,
         };
-        highest.insert(Arc::clone(agent), known.max(entry.batch.seq));
+        highest.insert(Arc::clone(&batch.agent), known.max(batch.seq));
     }
     Ok(highest)
 }
 
-fn arrow_error(table: Table) -> impl FnOnce(load::LoadError) -> LakeError {
+fn load_error(table: Table) -> impl FnOnce(load::LoadError) -> LakeError {
     move |error| match error {
         load::LoadError::Arrow(source) => LakeError::Arrow {
             table: table.name(),

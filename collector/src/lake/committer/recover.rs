@@ -30,7 +30,7 @@ const LEGACY_AT_A_TIME: usize = 64;
 pub async fn recover(wal: &Wal, lake: &Lake, clock: &Clock) -> Result<(), LakeError> {
     for table in Table::FROM_AGENTS {
         wal.continue_after(lake.committed(table, &own_transaction(wal.id())).await?);
-        let lines = ledger_transaction(wal.id(), table);
+        let lines = ledger_transaction(wal.id(), table.name());
         wal.continue_after(lake.committed(Table::Batches, &lines).await?);
         let done = sort_out(wal, lake, table).await?;
         if done > 0 {
@@ -60,15 +60,20 @@ pub async fn remember(wal: &Wal, lake: &Lake, marks: &Marks) -> Result<(), LakeE
 
 /// After a failed commit: it may have gone through nonetheless (the failure can come after the
 /// log entry), so look before anything is written again.
-pub(super) async fn reload(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeError> {
+pub(super) async fn reload(lake: &Lake, table: Table) -> Result<(), LakeError> {
     let mut delta = lake.table(table);
     delta.update_state().await.map_err(delta_error(table))?;
-    // What the update saw must be durable before the log lets go of it.
+    // What the update saw must be durable before anybody counts on it.
     if let Ok(dir) = delta.table_url().to_file_path() {
         let log = dir.join("_delta_log");
         crate::folder::sync_dir(&log).map_err(io_error(&log))?;
     }
     lake.reloaded(table, delta);
+    Ok(())
+}
+
+/// Compares the log's batches with the transactions.
+pub(super) async fn sort_out_all(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
     for table in Table::FROM_AGENTS {
         sort_out(wal, lake, table).await?;
     }
@@ -85,7 +90,7 @@ async fn sort_out(wal: &Wal, lake: &Lake, table: Table) -> Result<usize, LakeErr
     let mark = lake.committed(table, &own_transaction(wal.id())).await?;
     let committed = of_table(wal.waiting(), mark);
     wal.committed(&committed);
-    let lines = ledger_transaction(wal.id(), table);
+    let lines = ledger_transaction(wal.id(), table.name());
     let mark = lake.committed(Table::Batches, &lines).await?;
     wal.finish(&of_table(wal.unledgered(), mark));
     Ok(committed.len())
