@@ -36,7 +36,7 @@ pub(super) async fn commit(
     let version = enter(&mut delta, table, adds, &marks, note)
         .await
         .map_err(delta_error(table))?;
-    lake.committed_now(table, delta, marks);
+    lake.set(table, delta);
     Ok(version)
 }
 

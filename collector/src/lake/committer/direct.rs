@@ -268,11 +268,7 @@ impl Worker {
     }
 
     /// Batches whose rows the table has already.
-    async fn known(
-        &self,
-        table: Table,
-        jobs: &[Job],
-    ) -> Result<HashSet<exact::Name>, LakeError> {
+    async fn known(&self, table: Table, jobs: &[Job]) -> Result<HashSet<exact::Name>, LakeError> {
         let mut known = HashSet::new();
         let mut in_doubt = HashSet::new();
         for Job { batch, .. } in jobs {
@@ -334,11 +330,7 @@ async fn gather(first: Job, queue: &mut mpsc::UnboundedReceiver<Job>) -> Vec<Job
 }
 
 /// The lines that the ledger does not have.
-async fn missing(
-    lake: &Lake,
-    collector: &str,
-    lines: &[Line],
-) -> Result<Vec<Line>, LakeError> {
+async fn missing(lake: &Lake, collector: &str, lines: &[Line]) -> Result<Vec<Line>, LakeError> {
     let mut missing = Vec::new();
     for line in lines {
         let mark = lines_transaction(collector, line.table());
@@ -365,7 +357,11 @@ pub async fn redo(lake: &Lake) -> Result<(), LakeError> {
             }
             let written = ledger::commit_lines(lake, &lines, keeper(&collector)).await;
             if written.is_ok() {
-                tracing::info!(collector, lines = lines.len(), "wrote lines of the ledger that a stop had left out");
+                tracing::info!(
+                    collector,
+                    lines = lines.len(),
+                    "wrote lines of the ledger that a stop had left out"
+                );
                 break;
             }
             recover::reload(lake, Table::Batches).await?;

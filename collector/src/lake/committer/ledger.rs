@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use vramscope_wire::Table;
 
 use super::super::{Lake, LakeError};
-use super::exact::Files;
+use super::files::Files;
 use super::load::Unsorted;
 use super::{checkpoint_if_due, commit, ledger_transaction, recover};
 use crate::ingest::placing::{HOUR_US, Placing};

@@ -19,6 +19,7 @@
 mod commit;
 pub mod direct;
 mod exact;
+pub(super) mod files;
 mod ledger;
 mod load;
 pub mod recover;

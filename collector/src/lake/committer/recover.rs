@@ -18,8 +18,7 @@ use crate::ingest::placing::Clock;
 use crate::ingest::wal::legacy::{self, Legacy};
 use crate::ingest::wal::{Entry, NewBatch, Wal};
 
-/// How far back the start reads the ledger, to know the agents without asking every table for
-/// every agent.
+/// How far back the start reads the ledger, for the checksums of what agents may send again.
 const LEDGER_US: i64 = 2 * 3_600_000_000;
 
 /// Batches of an earlier version's log that are taken in at a time.
@@ -44,16 +43,16 @@ pub async fn recover(wal: &Wal, lake: &Lake, clock: &Clock) -> Result<(), LakeEr
     take_in(wal, lake, clock).await
 }
 
-/// Tells the marks what is known of the agents.
+/// Tells the marks the checksums of what agents sent last.
 pub async fn remember(wal: &Wal, lake: &Lake, marks: &Marks) -> Result<(), LakeError> {
     let since = chrono::Utc::now().timestamp_micros() - LEDGER_US;
-    let tell = |known: Acknowledged<'_>| marks.remember(known.agent, known.seq, known.crc32, true);
+    let tell = |known: Acknowledged<'_>| marks.remember(known.agent, known.seq, known.crc32);
     let ledger = lake.table(Table::Batches);
     acknowledged(&ledger, Some(since), tell)
         .await
         .map_err(delta_error(Table::Batches))?;
     for Entry { batch, .. } in wal.waiting().iter().chain(&wal.unledgered()) {
-        marks.remember(&batch.agent, batch.seq, batch.crc32, false);
+        marks.remember(&batch.agent, batch.seq, batch.crc32);
     }
     Ok(())
 }
@@ -68,7 +67,7 @@ pub(super) async fn reload(lake: &Lake, table: Table) -> Result<(), LakeError> {
         let log = dir.join("_delta_log");
         crate::folder::sync_dir(&log).map_err(io_error(&log))?;
     }
-    lake.reloaded(table, delta);
+    lake.set(table, delta);
     Ok(())
 }
 
