@@ -22,17 +22,18 @@ use vramscope_wire::proto::ingest_server::IngestServer;
 use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
-use crate::config::{Config, Promise};
+use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::marks::Marks;
+use crate::ingest::promise::Promise;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Keeper, Limits, Service};
-use crate::lake::Lake;
 use crate::lake::committer::direct::{self, Direct};
-use crate::lake::committer::{self, recover};
-use crate::query::Gate;
+use crate::lake::committer::recover;
+use crate::lake::{Lake, committer};
 use crate::query::pool::Pool;
+use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
 
 /// How long running queries and streams may take to end after a signal to stop.
@@ -78,30 +79,24 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         commits_stopping,
     )
     .context("failed to start the committer's thread")?;
-    let memory_bytes = usize::try_from(config.query_memory_bytes).unwrap_or(usize::MAX);
-    let folder = Folder::open(
-        &data,
-        Options {
-            memory_bytes,
-            ..Options::default()
-        },
-    )
-    .await?;
     let queries = Pool::new().context("failed to start the query threads")?;
-    let gate = Gate::new(
-        Arc::new(folder),
-        queries.lane(),
-        config.query_timeout,
-        config.query_max_rows,
-    );
+    let (query_log, log_writer) = query::log::new();
+    let folder = open_for_queries(&data, config).await?;
+    let gate = Gate::new(Arc::new(folder), queries.lane(), bounds(config), query_log);
+    let query_log = tokio::spawn(log_writer.run(
+        gate.clone(),
+        Arc::clone(&lake),
+        config.query_log_interval,
+        stop_commits.subscribe(),
+    ));
     let counts = Arc::new(Counts::default());
+    let keeper = match config.promise {
+        Promise::Fsync => Keeper::Log(Arc::clone(&wal)),
+        Promise::Store => Keeper::Table(Direct::start(Arc::clone(&lake), wal.id()).await?),
+    };
     let limits = Limits {
         max_batch_bytes: config.max_batch_bytes,
         clock: config.clock,
-    };
-    let keeper = match config.promise {
-        Promise::Fsync => Keeper::Log(wal),
-        Promise::Store => Keeper::Table(Direct::start(lake, wal.id()).await?),
     };
     let ingest = Service::new(
         keeper,
@@ -145,6 +140,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     };
     server.abort();
     stop_commits.send_replace(true);
+    query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
     log_counts(&counts);
     match served {
@@ -153,6 +149,33 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
             .context("the server failed"),
         None => Ok(()),
     }
+}
+
+fn bounds(config: &Config) -> Bounds {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    Bounds {
+        time: config.query_timeout,
+        rows: config.query_max_rows,
+        memory_bytes: size(config.query_memory_bytes),
+        share_bytes: size(config.query_share_bytes),
+    }
+}
+
+/// The folder as queries see it, with where they spill to.
+async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder> {
+    let spill = config
+        .spill_dir
+        .clone()
+        .unwrap_or_else(|| data.join("_spill"));
+    query::spill_folder(&spill)
+        .with_context(|| format!("failed to prepare spill folder {}", spill.display()))?;
+    let options = Options {
+        memory_bytes: bounds(config).memory_bytes,
+        temp_dir: Some(spill),
+        spill_bytes: Some(config.spill_limit_bytes),
+        ..Options::default()
+    };
+    Ok(Folder::open(data, options).await?)
 }
 
 /// The line that whoever started the process waits for.

@@ -16,6 +16,7 @@
 pub mod check;
 pub mod marks;
 pub mod placing;
+pub mod promise;
 pub mod wal;
 
 use std::collections::HashMap;

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use deltalake::logstore::LogStore;
@@ -24,10 +24,12 @@ use tokio::sync::{mpsc, oneshot};
 use vramscope_wire::Table;
 
 use super::super::{Lake, LakeError, delta_error};
+use super::commit::Marks;
 use super::ledger::{self, Keeper, Line};
 use super::load::{self, Source};
-use super::{COMMIT_MEMORY_BYTES, checkpoint_if_due, commit, exact, highest, load_error, recover};
+use super::{COMMIT_MEMORY_BYTES, checkpoint_if_due, commit, exact, load_error, recover};
 use crate::ingest::wal::NewBatch;
+use crate::metrics::METRICS;
 
 /// How long a group waits for more batches. Two commits take longer than that on any storage.
 const GATHER: Duration = Duration::from_millis(50);
@@ -183,6 +185,7 @@ impl Worker {
             match self.commit_rows(table, jobs).await {
                 Ok(done) => committed.extend(done),
                 Err((jobs, error)) => {
+                    METRICS.commit_failed(table, &error);
                     tracing::error!(table = table.name(), %error, "failed to commit; agents keep the batches and send them again");
                     answer(jobs, &Err(DirectError::Commit(Arc::new(error))));
                 }
@@ -190,6 +193,7 @@ impl Worker {
         }
         let written = self.write_lines().await;
         if let Err(error) = &written {
+            METRICS.commit_failed(Table::Batches, error);
             tracing::error!(table = Table::Batches.name(), %error, "failed to commit the ledger of batches; agents keep the batches and send them again");
         }
         let outcome = written.map_err(|error| DirectError::Commit(Arc::new(error)));
@@ -237,6 +241,7 @@ impl Worker {
     ) -> Result<(), LakeError> {
         let lake = &self.lake;
         let batches: Vec<&Job> = jobs.iter().collect();
+        let began = Instant::now();
         let loaded = load::load(table, batches, |job| Ok(Ok(job.parquet.clone())))
             .map_err(load_error(table))?;
         if let Some((job, reason)) = loaded.damaged.first() {
@@ -245,13 +250,18 @@ impl Worker {
             let failed = deltalake::DeltaTableError::Generic(reason);
             return Err(delta_error(table)(failed));
         }
-        let mut marks = highest(lake, table, jobs.iter().map(|job| &job.batch)).await?;
+        let mut marks = Marks::default();
+        for Job { batch, .. } in jobs {
+            marks.raise(lake, table, &batch.agent, batch.seq).await?;
+        }
         let own = rows_transaction(&self.collector);
-        marks.insert(Arc::from(own.as_str()), last);
+        marks.raise(lake, table, &own, last).await?;
         let note = serde_json::json!({ "collector": self.collector, "lines": lines });
+        let count = loaded.rows.len();
         let rows = loaded.rows.chunks();
-        match commit::commit(lake, table, rows, marks, Some((NOTE, note))).await {
+        match commit::commit(lake, table, rows, &marks, Some((NOTE, note))).await {
             Ok(version) => {
+                METRICS.committed(table, count as u64, began.elapsed());
                 checkpoint_if_due(lake, table, version).await;
                 Ok(())
             }

@@ -5,7 +5,6 @@
 //! one table's batches are there: a restart between the two commits writes exactly those that are
 //! missing. `fsck` compares the lines with the rows.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -19,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use vramscope_wire::Table;
 
 use super::super::{Lake, LakeError};
+use super::commit::Marks;
 use super::files::Files;
 use super::load::Unsorted;
 use super::{checkpoint_if_due, commit, ledger_transaction, recover};
@@ -117,13 +117,14 @@ pub(super) async fn commit_lines(
         source,
     };
     let rows = sorted(lines, keeper).map_err(failed)?;
-    let mut marks: HashMap<Arc<str>, u64> = HashMap::new();
+    let mut marks = Marks::default();
     for line in lines {
-        let name = Arc::from((keeper.transaction)(keeper.collector, &line.table));
-        let mark = marks.entry(name).or_default();
-        *mark = line.number.max(*mark);
+        let name = (keeper.transaction)(keeper.collector, &line.table);
+        marks
+            .raise(lake, Table::Batches, &name, line.number)
+            .await?;
     }
-    let version = commit::commit(lake, Table::Batches, rows.chunks(), marks, None).await?;
+    let version = commit::commit(lake, Table::Batches, rows.chunks(), &marks, None).await?;
     checkpoint_if_due(lake, Table::Batches, version).await;
     Ok(())
 }

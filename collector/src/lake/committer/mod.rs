@@ -24,18 +24,19 @@ mod ledger;
 mod load;
 pub mod recover;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deltalake::DeltaTable;
 use tokio::sync::{oneshot, watch};
 use vramscope_wire::Table;
 
 use super::{Lake, LakeError};
-use crate::ingest::wal::{Entry, NewBatch, Wal};
+use crate::ingest::wal::{Entry, Wal};
+use crate::metrics::METRICS;
 
+use commit::Marks;
 pub use ledger::{Acknowledged, acknowledged};
 
 /// Memory that the rows of one commit may take; sorting adds about a quarter, and the encoded
@@ -111,10 +112,12 @@ async fn run(
 pub async fn commit_all(wal: &Wal, lake: &Lake) {
     for table in Table::FROM_AGENTS {
         if let Err(error) = commit_table(wal, lake, table).await {
+            METRICS.commit_failed(table, &error);
             tracing::error!(table = table.name(), %error, "failed to commit; the batches stay in the log and are tried again");
         }
     }
     if let Err(error) = ledger::write(wal, lake).await {
+        METRICS.commit_failed(Table::Batches, &error);
         tracing::error!(table = Table::Batches.name(), %error, "failed to commit the ledger of batches; they stay in the log and are tried again");
     }
 }
@@ -134,11 +137,15 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
         if loaded.sound.is_empty() {
             continue;
         }
-        let batches = loaded.sound.iter().map(|entry| &entry.batch);
-        let mut marks = highest(lake, table, batches).await?;
-        marks.insert(Arc::from(own_transaction(wal.id())), last);
+        let mut marks = Marks::default();
+        for Entry { batch, .. } in &loaded.sound {
+            marks.raise(lake, table, &batch.agent, batch.seq).await?;
+        }
+        let own = own_transaction(wal.id());
+        marks.raise(lake, table, &own, last).await?;
         let rows = loaded.rows.len();
-        let version = match commit::commit(lake, table, loaded.rows.chunks(), marks, None).await {
+        let began = Instant::now();
+        let version = match commit::commit(lake, table, loaded.rows.chunks(), &marks, None).await {
             Ok(version) => version,
             Err(error) => {
                 recover::reload(lake, table).await?;
@@ -146,6 +153,7 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
                 return Err(error);
             }
         };
+        METRICS.committed(table, rows as u64, began.elapsed());
         wal.committed(&loaded.sound);
         tracing::debug!(
             table = table.name(),
@@ -156,23 +164,6 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
         );
         checkpoint_if_due(lake, table, version).await;
     }
-}
-
-/// The agents' transactions of a commit: the highest of its numbers, or of what the table has.
-async fn highest(
-    lake: &Lake,
-    table: Table,
-    batches: impl Iterator<Item = &NewBatch>,
-) -> Result<HashMap<Arc<str>, u64>, LakeError> {
-    let mut highest: HashMap<Arc<str>, u64> = HashMap::new();
-    for batch in batches {
-        let known = match highest.get(&batch.agent) {
-            Some(known) => *known,
-            None => lake.committed(table, &batch.agent).await?,
-        };
-        highest.insert(Arc::clone(&batch.agent), known.max(batch.seq));
-    }
-    Ok(highest)
 }
 
 fn load_error(table: Table) -> impl FnOnce(load::LoadError) -> LakeError {

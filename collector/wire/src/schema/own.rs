@@ -46,7 +46,11 @@ pub(super) fn query_log() -> Vec<Column> {
             Utf8,
             "ok, error (also a limit that was met), cancelled (also a client that went away) or refused (not allowed, or no room)",
         ),
-        optional("error", Utf8, "what the client was told, cut after 1,024 bytes"),
+        optional(
+            "error",
+            Utf8,
+            "what the client was told, cut after 1,024 bytes",
+        ),
         optional(
             "lossy",
             Boolean,
