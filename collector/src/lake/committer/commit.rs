@@ -27,21 +27,33 @@ pub(super) type Note = (&'static str, serde_json::Value);
 pub(super) struct Marks(HashMap<Arc<str>, (u64, u64)>);
 
 impl Marks {
-    /// Raises a name to `to`; one that is further stays where it is.
-    pub(super) async fn raise(
-        &mut self,
+    /// Looks up how far names go. Whatever is decided by that comes after it: a name that moves
+    /// from here on fails the commit.
+    pub(super) async fn of(
         lake: &Lake,
         table: Table,
-        name: &str,
-        to: u64,
-    ) -> Result<(), LakeError> {
+        names: impl IntoIterator<Item = &Arc<str>>,
+    ) -> Result<Marks, LakeError> {
+        let mut marks = HashMap::new();
+        for name in names {
+            if !marks.contains_key(name) {
+                let before = lake.committed(table, name).await?;
+                marks.insert(Arc::clone(name), (before, before));
+            }
+        }
+        Ok(Marks(marks))
+    }
+
+    /// How far a name goes in the table, 0 if it was not looked up.
+    pub(super) fn before(&self, name: &str) -> u64 {
+        self.0.get(name).map_or(0, |(before, _)| *before)
+    }
+
+    /// Raises a name that was looked up; one that is further stays where it is.
+    pub(super) fn raise(&mut self, name: &str, to: u64) {
         if let Some((_, after)) = self.0.get_mut(name) {
             *after = to.max(*after);
-            return Ok(());
         }
-        let before = lake.committed(table, name).await?;
-        self.0.insert(Arc::from(name), (before, to.max(before)));
-        Ok(())
     }
 
     /// Fails if the table has one of the names further than it had when it was asked: another

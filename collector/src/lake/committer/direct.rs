@@ -207,8 +207,9 @@ impl Worker {
         table: Table,
         jobs: Vec<Job>,
     ) -> Result<Vec<Job>, (Vec<Job>, LakeError)> {
-        let known = match self.known(table, &jobs).await {
-            Ok(known) => known,
+        let looked = self.look(table, &jobs).await;
+        let (mut marks, known) = match looked {
+            Ok(looked) => looked,
             Err(error) => return Err((jobs, error)),
         };
         let is_known = |job: &Job| known.contains(&(Arc::clone(&job.batch.agent), job.batch.seq));
@@ -221,7 +222,12 @@ impl Worker {
             .map(|(number, job)| Line::of(&job.batch, number, job.parquet.len() as u64))
             .collect();
         let last = self.last + fresh.len() as u64;
-        let committed = self.commit(table, &fresh, &lines, last).await;
+        let own = rows_transaction(&self.collector);
+        for Job { batch, .. } in &fresh {
+            marks.raise(&batch.agent, batch.seq);
+        }
+        marks.raise(&own, last);
+        let committed = self.commit(table, &fresh, &lines, &marks).await;
         if let Err(error) = committed {
             done.extend(fresh);
             return Err((done, error));
@@ -237,7 +243,7 @@ impl Worker {
         table: Table,
         jobs: &[Job],
         lines: &[Line],
-        last: u64,
+        marks: &Marks,
     ) -> Result<(), LakeError> {
         let lake = &self.lake;
         let batches: Vec<&Job> = jobs.iter().collect();
@@ -250,16 +256,10 @@ impl Worker {
             let failed = deltalake::DeltaTableError::Generic(reason);
             return Err(delta_error(table)(failed));
         }
-        let mut marks = Marks::default();
-        for Job { batch, .. } in jobs {
-            marks.raise(lake, table, &batch.agent, batch.seq).await?;
-        }
-        let own = rows_transaction(&self.collector);
-        marks.raise(lake, table, &own, last).await?;
         let note = serde_json::json!({ "collector": self.collector, "lines": lines });
         let count = loaded.rows.len();
         let rows = loaded.rows.chunks();
-        match commit::commit(lake, table, rows, &marks, Some((NOTE, note))).await {
+        match commit::commit(lake, table, rows, marks, Some((NOTE, note))).await {
             Ok(version) => {
                 METRICS.committed(table, count as u64, began.elapsed());
                 checkpoint_if_due(lake, table, version).await;
@@ -268,6 +268,8 @@ impl Worker {
             Err(error) => {
                 recover::reload(lake, table).await?;
                 // It may have gone through nonetheless.
+                let own = rows_transaction(&self.collector);
+                let last = lines.last().map_or(0, |line| line.number);
                 if lake.committed(table, &own).await? >= last {
                     Ok(())
                 } else {
@@ -277,20 +279,27 @@ impl Worker {
         }
     }
 
-    /// Batches whose rows the table has already.
-    async fn known(&self, table: Table, jobs: &[Job]) -> Result<HashSet<exact::Name>, LakeError> {
+    /// How far the agents and this collector go in the table, and which batches it has already.
+    async fn look(
+        &self,
+        table: Table,
+        jobs: &[Job],
+    ) -> Result<(Marks, HashSet<exact::Name>), LakeError> {
+        let own = Arc::from(rows_transaction(&self.collector));
+        let agents = jobs.iter().map(|job| &job.batch.agent);
+        let marks = Marks::of(&self.lake, table, agents.chain([&own])).await?;
         let mut known = HashSet::new();
         let mut in_doubt = HashSet::new();
         for Job { batch, .. } in jobs {
             let name = (Arc::clone(&batch.agent), batch.seq);
             if self.unwritten.iter().any(|line| line.is_of(batch)) {
                 known.insert(name);
-            } else if batch.seq <= self.lake.committed(table, &batch.agent).await? {
+            } else if batch.seq <= marks.before(&batch.agent) {
                 in_doubt.insert(name);
             }
         }
         known.extend(exact::there(&self.lake, table, &in_doubt).await?);
-        Ok(known)
+        Ok((marks, known))
     }
 
     async fn write_lines(&mut self) -> Result<(), LakeError> {

@@ -17,6 +17,7 @@ use deltalake::{DeltaTable, DeltaTableError};
 use vramscope_wire::Table;
 
 use super::super::{Lake, LakeError, delta_error, io_error};
+use super::commit::Marks;
 use super::files::Files;
 use crate::ingest::wal::{Entry, Wal};
 
@@ -30,13 +31,13 @@ pub(super) async fn without_committed(
     lake: &Lake,
     table: Table,
     entries: Vec<Entry>,
+    marks: &Marks,
 ) -> Result<Vec<Entry>, LakeError> {
-    let mut in_doubt: HashSet<Name> = HashSet::new();
-    for entry in &entries {
-        if entry.batch.seq <= lake.committed(table, &entry.batch.agent).await? {
-            in_doubt.insert((Arc::clone(&entry.batch.agent), entry.batch.seq));
-        }
-    }
+    let in_doubt: HashSet<Name> = entries
+        .iter()
+        .filter(|entry| entry.batch.seq <= marks.before(&entry.batch.agent))
+        .map(|entry| (Arc::clone(&entry.batch.agent), entry.batch.seq))
+        .collect();
     if in_doubt.is_empty() {
         return Ok(entries);
     }

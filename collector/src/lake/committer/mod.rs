@@ -128,7 +128,10 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
         let Some(last) = entries.last().map(|entry| entry.number) else {
             return Ok(());
         };
-        let entries = exact::without_committed(wal, lake, table, entries).await?;
+        let own = Arc::from(own_transaction(wal.id()));
+        let agents = entries.iter().map(|entry| &entry.batch.agent);
+        let mut marks = Marks::of(lake, table, agents.chain([&own])).await?;
+        let entries = exact::without_committed(wal, lake, table, entries, &marks).await?;
         let loaded = load::load(table, entries, |entry| load::from_log(wal, entry))
             .map_err(load_error(table))?;
         for (entry, reason) in &loaded.damaged {
@@ -137,12 +140,10 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
         if loaded.sound.is_empty() {
             continue;
         }
-        let mut marks = Marks::default();
         for Entry { batch, .. } in &loaded.sound {
-            marks.raise(lake, table, &batch.agent, batch.seq).await?;
+            marks.raise(&batch.agent, batch.seq);
         }
-        let own = own_transaction(wal.id());
-        marks.raise(lake, table, &own, last).await?;
+        marks.raise(&own, last);
         let rows = loaded.rows.len();
         let began = Instant::now();
         let version = match commit::commit(lake, table, loaded.rows.chunks(), &marks, None).await {
