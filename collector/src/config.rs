@@ -12,6 +12,8 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
 use crate::access::{self, tls::TlsFiles};
+use crate::ingest::placing::Clock;
+use crate::ingest::promise::Promise;
 
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -264,6 +266,19 @@ pub struct Keys {
     /// Users and tokens, TOML; `vramscope-collector init` makes all four files
     #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_CREDENTIALS")]
     pub credentials: Option<PathBuf>,
+
+    // Intake.
+    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
+    /// the partition of its arrival [default: 24h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
+    pub clock_ahead: Option<Span>,
+    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
+    pub clock_behind: Option<Span>,
+    /// What an acknowledgement stands for: fsync (the batch is on this machine's disk) or store (its
+    /// rows are committed to the table, on its storage) [default: fsync]
+    #[arg(long, value_name = "PROMISE", env = "VRAMSCOPE_COLLECTOR_PROMISE")]
+    pub promise: Option<Promise>,
 }
 
 impl Keys {
@@ -298,6 +313,9 @@ impl Keys {
             tls_key: self.tls_key.or(below.tls_key),
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
             credentials: self.credentials.or(below.credentials),
+            clock_ahead: self.clock_ahead.or(below.clock_ahead),
+            clock_behind: self.clock_behind.or(below.clock_behind),
+            promise: self.promise.or(below.promise),
         }
     }
 }
@@ -341,6 +359,10 @@ pub struct Config {
     pub min_disk_free_bytes: u64,
     /// Certificates and credentials; `None`: loopback only, and everybody is let in.
     pub access: Option<access::Files>,
+    /// Which times of rows are believed.
+    pub clock: Clock,
+    /// What an acknowledgement stands for.
+    pub promise: Promise,
 }
 
 impl Config {
@@ -388,6 +410,15 @@ impl Config {
                 keys.tls_client_ca,
                 keys.credentials,
             )?,
+            clock: Clock {
+                ahead: keys
+                    .clock_ahead
+                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
+                behind: keys
+                    .clock_behind
+                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
+            },
+            promise: keys.promise.unwrap_or(Promise::Fsync),
         };
         config.check()?;
         Ok(config)
@@ -539,6 +570,19 @@ min_disk_free_bytes = "{}"
 {}
 {}
 {}
+
+# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
+# time as it was sent, in the partition of the hour in which it arrived, and counted in
+# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
+# Defaults "24h" and "744h" (31 days).
+clock_ahead = "{}"
+clock_behind = "{}"
+
+# What an acknowledgement stands for. "fsync": the batch is on this machine's disk (in _wal), and
+# goes to the tables within commit_interval. "store": its rows are committed to the tables, on
+# their storage, before it is acknowledged; nothing is lost with this machine, each batch takes some
+# hundred milliseconds. Default "fsync".
+promise = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -559,6 +603,9 @@ min_disk_free_bytes = "{}"
             access("tls_key", |files| &files.tls.key),
             access("tls_client_ca", |files| &files.tls.client_ca),
             access("credentials", |files| &files.credentials),
+            Span(self.clock.ahead),
+            Span(self.clock.behind),
+            self.promise,
         )
     }
 }
@@ -652,6 +699,8 @@ mod tests {
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
             spill_dir: Some("/tmp/spill".into()),
+            clock_ahead: Some(Span(Duration::from_secs(60))),
+            promise: Some(Promise::Store),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

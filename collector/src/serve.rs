@@ -29,8 +29,12 @@ use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::doors::http::{self, HttpDoor};
 use crate::folder::Lock;
+use crate::ingest::marks::Marks;
+use crate::ingest::promise::Promise;
 use crate::ingest::wal::Wal;
-use crate::ingest::{Counts, Service};
+use crate::ingest::{Counts, Keeper, Limits, Service};
+use crate::lake::committer::direct::{self, Direct};
+use crate::lake::committer::recover;
 use crate::lake::{Lake, committer};
 use crate::metrics::health::Health;
 use crate::query::pool::Pool;
@@ -76,18 +80,24 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
-    committer::forget_committed(&wal, &lake).await?;
+    recover::recover(&wal, &lake, &config.clock).await?;
+    if config.promise == Promise::Store {
+        direct::redo(&lake).await?;
+    }
+    let marks = Marks::new(Arc::clone(&wal), Arc::clone(&lake));
+    recover::remember(&wal, &lake, &marks).await?;
     let backlog = wal.backlog();
     tracing::info!(data = %data.display(), %address, batches = backlog.files, bytes = backlog.bytes, "starting");
 
     let (stop_intake, intake_stopping) = watch::channel(false);
     let (stop_commits, commits_stopping) = watch::channel(false);
-    let commits = tokio::spawn(committer::run(
+    let commits = committer::start(
         Arc::clone(&wal),
         Arc::clone(&lake),
         config.commit_interval,
         commits_stopping,
-    ));
+    )
+    .context("failed to start the committer's thread")?;
     let queries = Pool::new().context("failed to start the query threads")?;
     let (query_log, log_writer) = query::log::new();
     let folder = open_for_queries(&data, config).await?;
@@ -107,11 +117,19 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.commit_interval,
         gate.clone(),
     ));
+    let keeper = match config.promise {
+        Promise::Fsync => Keeper::Log(Arc::clone(&wal)),
+        Promise::Store => Keeper::Table(Direct::start(Arc::clone(&lake), wal.id()).await?),
+    };
+    let limits = Limits {
+        max_batch_bytes: config.max_batch_bytes,
+        clock: config.clock,
+    };
     let ingest = Service::new(
-        wal,
-        lake,
+        keeper,
+        marks,
         Arc::clone(&counts),
-        config.max_batch_bytes,
+        limits,
         intake_stopping.clone(),
     );
     let ingest =
@@ -244,7 +262,11 @@ fn log_counts(counts: &Counts) {
         stored = counts.stored.load(Ordering::Relaxed),
         duplicate = counts.duplicate.load(Ordering::Relaxed),
         rejected = counts.rejected.load(Ordering::Relaxed),
+        conflicting = counts.conflicting.load(Ordering::Relaxed),
         put_off = counts.retry.load(Ordering::Relaxed),
+        missing = counts.missing.load(Ordering::Relaxed),
+        rows = counts.rows.load(Ordering::Relaxed),
+        misdated_rows = counts.misdated_rows.load(Ordering::Relaxed),
         "stopped; batches since the start"
     );
 }

@@ -30,7 +30,11 @@ pub async fn ask(http: &str, question: Value) -> Response {
 }
 
 async fn get(http: &str, path: &str) -> (StatusCode, String) {
-    let answer = Client::new().get(format!("{http}{path}")).send().await.unwrap();
+    let answer = Client::new()
+        .get(format!("{http}{path}"))
+        .send()
+        .await
+        .unwrap();
     (answer.status(), answer.text().await.unwrap())
 }
 
@@ -59,11 +63,15 @@ async fn wait_for(http: &str, sql: &str) -> Vec<Value> {
 async fn answers_come_in_every_format() {
     let data = tempfile::tempdir().unwrap();
     let (collector, http) = start(data.path(), FAST);
-    let sql = "SELECT * FROM (VALUES (1, 'a\"b', [1, 2]), (NULL, 'ü', NULL)) AS t(n, s, l) ORDER BY n";
+    let sql =
+        "SELECT * FROM (VALUES (1, 'a\"b', [1, 2]), (NULL, 'ü', NULL)) AS t(n, s, l) ORDER BY n";
     let answer = ask(&http, json!({ "sql": sql })).await;
     assert_eq!(answer.status(), 200);
     assert_eq!(answer.headers()["vramscope-lossy"], "false");
-    let id = answer.headers()["vramscope-query-id"].to_str().unwrap().to_string();
+    let id = answer.headers()["vramscope-query-id"]
+        .to_str()
+        .unwrap()
+        .to_string();
     assert_eq!(id.len(), 32, "{id}");
     let expected = json!({
         "columns": [
@@ -79,7 +87,10 @@ async fn answers_come_in_every_format() {
     assert_eq!(answer, expected);
 
     let csv = ask(&http, json!({"sql": sql, "format": "csv"})).await;
-    assert_eq!(csv.text().await.unwrap(), "n,s,l\n1,\"a\"\"b\",\"[1,2]\"\n,ü,\n");
+    assert_eq!(
+        csv.text().await.unwrap(),
+        "n,s,l\n1,\"a\"\"b\",\"[1,2]\"\n,ü,\n"
+    );
     let by_line = ask(&http, json!({"sql": sql, "format": "ndjson"})).await;
     assert_eq!(
         by_line.text().await.unwrap(),
@@ -100,9 +111,17 @@ async fn answers_come_in_every_format() {
     let flight = crate::support::sql(&collector.address, sql).await.unwrap();
     assert_eq!(lines(&batches), lines(&flight));
     // No rows at all are an answer too.
-    let none = ask(&http, json!({"sql": "SELECT 1 AS a WHERE false", "format": "csv"})).await;
+    let none = ask(
+        &http,
+        json!({"sql": "SELECT 1 AS a WHERE false", "format": "csv"}),
+    )
+    .await;
     assert_eq!(none.text().await.unwrap(), "a\n");
-    let none: Value = ask(&http, json!({"sql": "SELECT 1 AS a WHERE false"})).await.json().await.unwrap();
+    let none: Value = ask(&http, json!({"sql": "SELECT 1 AS a WHERE false"}))
+        .await
+        .json()
+        .await
+        .unwrap();
     assert_eq!((&none["rows"], &none["row_count"]), (&json!([]), &json!(0)));
     // Values of parameters are values, whatever is in them.
     let bound = json!({"sql": "SELECT $1 AS a, $2 + 1 AS b", "parameters": ["'; DROP", 41]});
@@ -120,11 +139,36 @@ async fn errors_have_a_status_a_code_and_a_sqlstate() {
     for (question, status, code, sqlstate) in [
         (json!({"sql": "SELEC 1"}), 400, "syntax", "42601"),
         (json!({"sql": "SELECT 1; SELECT 2"}), 400, "syntax", "42601"),
-        (json!({"sql": "SELECT * FROM nonesuch"}), 400, "no_table", "42P01"),
-        (json!({"sql": "SELECT nonesuch FROM stacks"}), 400, "no_column", "42703"),
-        (json!({"sql": "SELECT 1 / (value - 1) FROM range(0, 3)"}), 422, "value", "22000"),
-        (json!({"sql": "DROP TABLE stacks"}), 403, "read_only", "25006"),
-        (json!({"sql": forever, "timeout_ms": 500}), 408, "time_limit", "57014"),
+        (
+            json!({"sql": "SELECT * FROM nonesuch"}),
+            400,
+            "no_table",
+            "42P01",
+        ),
+        (
+            json!({"sql": "SELECT nonesuch FROM stacks"}),
+            400,
+            "no_column",
+            "42703",
+        ),
+        (
+            json!({"sql": "SELECT 1 / (value - 1) FROM range(0, 3)"}),
+            422,
+            "value",
+            "22000",
+        ),
+        (
+            json!({"sql": "DROP TABLE stacks"}),
+            403,
+            "read_only",
+            "25006",
+        ),
+        (
+            json!({"sql": forever, "timeout_ms": 500}),
+            408,
+            "time_limit",
+            "57014",
+        ),
         (json!({"sql": hungry}), 507, "memory_limit", "53200"),
     ] {
         let answer = ask(&http, question.clone()).await;
@@ -136,7 +180,11 @@ async fn errors_have_a_status_a_code_and_a_sqlstate() {
     }
     for (question, status, code) in [
         (json!({"sql": "SELECT 1", "max_row": 1}), 400, "request"),
-        (json!({"sql": "SELECT $1", "parameters": [[1]]}), 400, "request"),
+        (
+            json!({"sql": "SELECT $1", "parameters": [[1]]}),
+            400,
+            "request",
+        ),
         (json!({"sql": "SELECT 1", "query_id": "x"}), 400, "request"),
     ] {
         let answer = ask(&http, question.clone()).await;
@@ -146,16 +194,26 @@ async fn errors_have_a_status_a_code_and_a_sqlstate() {
     }
     let client = Client::new();
     let sql = format!("{http}/api/v1/sql");
-    let sent = |request: reqwest::RequestBuilder| async move { request.send().await.unwrap().status() };
+    let sent =
+        |request: reqwest::RequestBuilder| async move { request.send().await.unwrap().status() };
     assert_eq!(sent(client.post(&sql).body("SELECT 1")).await, 415);
-    let picture = client.post(&sql).header(ACCEPT, "image/png").json(&json!({"sql": "SELECT 1"}));
+    let picture = client
+        .post(&sql)
+        .header(ACCEPT, "image/png")
+        .json(&json!({"sql": "SELECT 1"}));
     assert_eq!(sent(picture).await, 406);
     assert_eq!(sent(client.get(&sql)).await, 405);
     assert_eq!(sent(client.get(format!("{http}/nonesuch"))).await, 404);
     // A page in a browser, and one that made up a name for this address.
-    let page = client.post(&sql).header("origin", "https://evil.example").json(&json!({"sql": "SELECT 1"}));
+    let page = client
+        .post(&sql)
+        .header("origin", "https://evil.example")
+        .json(&json!({"sql": "SELECT 1"}));
     assert_eq!(sent(page).await, 403);
-    let rebound = client.post(&sql).header("host", "evil.example").json(&json!({"sql": "SELECT 1"}));
+    let rebound = client
+        .post(&sql)
+        .header("host", "evil.example")
+        .json(&json!({"sql": "SELECT 1"}));
     assert_eq!(sent(rebound).await, 403);
 }
 
@@ -214,7 +272,10 @@ async fn what_is_described_is_there_and_its_examples_work() {
         for (method, operation) in operations.as_object().unwrap() {
             tried.insert(path.as_str());
             let example = |parameter: &Value| {
-                (parameter["name"].as_str().unwrap().to_string(), parameter["example"].as_str().unwrap().to_string())
+                (
+                    parameter["name"].as_str().unwrap().to_string(),
+                    parameter["example"].as_str().unwrap().to_string(),
+                )
             };
             let mut url = format!("{http}{path}");
             for parameter in operation["parameters"].as_array().into_iter().flatten() {
@@ -259,7 +320,8 @@ async fn the_metrics_are_those_of_the_documentation() {
     let (status, text) = get(&http, "/metrics").await;
     assert_eq!(status, 200);
     assert!(text.ends_with("# EOF\n"));
-    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/collector-metrics.md");
+    let page =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/collector-metrics.md");
     let page = std::fs::read_to_string(page).unwrap();
     let documented: BTreeSet<&str> = page
         .lines()
@@ -286,11 +348,20 @@ async fn the_metrics_are_those_of_the_documentation() {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     assert_eq!(value("vramscope_ready "), 1.0);
-    assert_eq!(value("vramscope_commits_total{table=\"traffic\",outcome=\"ok\"}"), 1.0);
+    assert_eq!(
+        value("vramscope_commits_total{table=\"traffic\",outcome=\"ok\"}"),
+        1.0
+    );
     assert_eq!(value("vramscope_commit_rows_sum"), 7.0);
-    assert_eq!(value("vramscope_queries_total{door=\"http\",outcome=\"ok\"}"), 1.0);
+    assert_eq!(
+        value("vramscope_queries_total{door=\"http\",outcome=\"ok\"}"),
+        1.0
+    );
     assert!(value("vramscope_queries_total{door=\"flight\",outcome=\"ok\"}") >= 1.0);
-    assert_eq!(value("vramscope_http_requests_total{path=\"/api/v1/sql\",status=\"200\"}"), 1.0);
+    assert_eq!(
+        value("vramscope_http_requests_total{path=\"/api/v1/sql\",status=\"200\"}"),
+        1.0
+    );
     assert!(value("vramscope_disk_free_bytes") > 0.0);
     assert!(value("vramscope_resident_memory_bytes") > 1e6);
 }
@@ -301,19 +372,38 @@ async fn readiness_says_what_is_wrong() {
     let (collector, http) = start(data.path(), &[]);
     let (status, text) = get(&http, "/readyz").await;
     let ready: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((status.as_u16(), &ready["ready"]), (200, &json!(true)), "{text}");
-    assert_eq!(get(&http, "/healthz").await, (StatusCode::OK, "ok\n".to_string()));
+    assert_eq!(
+        (status.as_u16(), &ready["ready"]),
+        (200, &json!(true)),
+        "{text}"
+    );
+    assert_eq!(
+        get(&http, "/healthz").await,
+        (StatusCode::OK, "ok\n".to_string())
+    );
     assert!(collector.stop().success());
 
     // More room than any disk has, and a log that one batch fills.
-    let flags = ["--min-disk-free-bytes", "8000000TiB", "--wal-limit-bytes", "1000", "--commit-interval", "1h"];
+    let flags = [
+        "--min-disk-free-bytes",
+        "8000000TiB",
+        "--wal-limit-bytes",
+        "1000",
+        "--commit-interval",
+        "1h",
+    ];
     let (collector, http) = start(data.path(), &flags);
     let (batch, _) = made(Table::Traffic, "agent-a", 1, 500);
     let _ = push(&collector.address, vec![batch]).await;
     let (status, text) = get(&http, "/readyz").await;
     assert_eq!(status, 503, "{text}");
     let ready: Value = serde_json::from_str(&text).unwrap();
-    let causes: Vec<_> = ready["reasons"].as_array().unwrap().iter().map(|reason| reason["cause"].as_str().unwrap()).collect();
+    let causes: Vec<_> = ready["reasons"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|reason| reason["cause"].as_str().unwrap())
+        .collect();
     assert!(causes.contains(&"disk"), "{text}");
     let (status, _) = get(&http, "/healthz").await;
     assert_eq!(status, 200);
@@ -329,21 +419,35 @@ async fn a_query_is_cancelled_by_its_id_and_by_going_away() {
         let (http, question) = (http.clone(), json!({"sql": forever, "query_id": id}));
         async move {
             let answer = ask(&http, question).await;
-            (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+            (
+                answer.status().as_u16(),
+                answer.json::<Value>().await.unwrap(),
+            )
         }
     });
     let give_up = Instant::now() + Duration::from_secs(60);
-    let delete = || Client::new().delete(format!("{http}/api/v1/queries/{id}")).send();
+    let delete = || {
+        Client::new()
+            .delete(format!("{http}/api/v1/queries/{id}"))
+            .send()
+    };
     while delete().await.unwrap().status() != 204 {
         assert!(Instant::now() < give_up);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let (status, error) = asking.await.unwrap();
-    assert_eq!((status, &error["error"]["code"]), (409, &json!("cancelled")), "{error}");
+    assert_eq!(
+        (status, &error["error"]["code"]),
+        (409, &json!("cancelled")),
+        "{error}"
+    );
     assert_eq!(error["error"]["query_id"], id);
 
     // A client that gives up.
-    let gone = Client::builder().timeout(Duration::from_millis(300)).build().unwrap();
+    let gone = Client::builder()
+        .timeout(Duration::from_millis(300))
+        .build()
+        .unwrap();
     let request = gone.post(format!("{http}/api/v1/sql"));
     let question = json!({"sql": format!("{forever} -- and goes")});
     assert!(request.json(&question).send().await.is_err());
@@ -362,10 +466,22 @@ async fn every_question_is_in_the_query_log() {
     let (batch, _) = made(Table::Traffic, "agent-a", 1, 500);
     push(&collector.address, vec![batch]).await;
     wait_for_rows(&collector.address, Table::Traffic, 500).await;
-    rows_of(&http, "SELECT host, ts FROM traffic ORDER BY ts /* marked */").await;
+    rows_of(
+        &http,
+        "SELECT host, ts FROM traffic ORDER BY ts /* marked */",
+    )
+    .await;
     ask(&http, json!({"sql": "DROP TABLE traffic /* marked */"})).await;
-    ask(&http, json!({"sql": "SELECT nonesuch FROM traffic /* marked */"})).await;
-    let _ = crate::support::sql(&collector.address, "SELECT nonesuch FROM traffic /* marked */").await;
+    ask(
+        &http,
+        json!({"sql": "SELECT nonesuch FROM traffic /* marked */"}),
+    )
+    .await;
+    let _ = crate::support::sql(
+        &collector.address,
+        "SELECT nonesuch FROM traffic /* marked */",
+    )
+    .await;
     let sql = "SELECT door, outcome, rows, bytes_scanned > 0, peak_memory_bytes > 0, duration_ms >= 0, error IS NULL, length(sql_hash), lossy \
         FROM query_log WHERE sql LIKE '%/* marked */' ORDER BY door, outcome";
     let give_up = Instant::now() + Duration::from_secs(60);
@@ -388,21 +504,34 @@ async fn every_question_is_in_the_query_log() {
     batch.table = "query_log".to_string();
     let acks = push(&collector.address, vec![batch]).await;
     assert_eq!(outcomes(&acks), [Outcome::Rejected]);
-    assert!(acks[0].message.contains("written by collectors alone"), "{}", acks[0].message);
+    assert!(
+        acks[0].message.contains("written by collectors alone"),
+        "{}",
+        acks[0].message
+    );
     // A stop writes what waits; many questions are few commits.
     for _ in 0..20 {
         rows_of(&http, "SELECT 'last words'").await;
     }
     assert!(collector.stop().success());
     let (_collector, http) = start(data.path(), LOG_FAST);
-    let last = rows_of(&http, "SELECT count(*) FROM query_log WHERE sql = 'SELECT ''last words'''").await;
+    let last = rows_of(
+        &http,
+        "SELECT count(*) FROM query_log WHERE sql = 'SELECT ''last words'''",
+    )
+    .await;
     assert_eq!(last, [json!([20])]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_query_that_wants_all_memory_leaves_some_to_others() {
     let data = tempfile::tempdir().unwrap();
-    let flags = ["--query-memory-bytes", "256MiB", "--query-share-bytes", "64MiB"];
+    let flags = [
+        "--query-memory-bytes",
+        "256MiB",
+        "--query-share-bytes",
+        "64MiB",
+    ];
     let (_collector, http) = start(data.path(), &flags);
     // A hundred GB in one group: nothing to spill.
     let hungry = json!({"sql": "SELECT length(string_agg(repeat('x', 1000) || value, ',')) FROM range(0, 100000000)"});
@@ -411,7 +540,11 @@ async fn a_query_that_wants_all_memory_leaves_some_to_others() {
         async move { ask(&http, hungry).await.status().as_u16() }
     });
     for _ in 0..5 {
-        let rows = rows_of(&http, "SELECT count(DISTINCT value % 1000) FROM range(0, 100000)").await;
+        let rows = rows_of(
+            &http,
+            "SELECT count(DISTINCT value % 1000) FROM range(0, 100000)",
+        )
+        .await;
         assert_eq!(rows, [json!([1000])]);
     }
     assert_eq!(greedy.await.unwrap(), 507);
