@@ -4,6 +4,8 @@
 mod access;
 mod cli;
 mod crash;
+mod flight;
+mod hostile;
 mod http;
 mod ingest;
 mod query;
