@@ -11,6 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
+use crate::lake::upkeep::retention::Retention;
+use crate::lake::upkeep::{self, vacuum};
+
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
@@ -65,18 +68,26 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// A length of time such as `500ms`, `2s`, `5m`.
+/// A length of time such as `500ms`, `2s`, `5m`, `12h`, `7d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
+
+/// "ms" before "m" and "s", which are its ends.
+const TIMES: [(&str, u64); 5] = [
+    ("ms", 1),
+    ("s", 1_000),
+    ("m", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
 
 impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("{text:?} is not a length of time; write a number with ms, s, m or h");
-        // "ms" before "m" and "s", which are its ends.
-        let (digits, unit_ms) = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]
+            || format!("{text:?} is not a length of time; write a number with ms, s, m, h or d");
+        let (digits, unit_ms) = TIMES
             .into_iter()
             .find_map(|(name, ms)| text.strip_suffix(name).map(|digits| (digits, ms)))
             .ok_or_else(wrong)?;
@@ -89,7 +100,9 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
-        if ms.is_multiple_of(1000) {
+        if ms > 0 && ms.is_multiple_of(86_400_000) {
+            write!(f, "{}d", ms / 86_400_000)
+        } else if ms.is_multiple_of(1000) {
             write!(f, "{}s", ms / 1000)
         } else {
             write!(f, "{ms}ms")
@@ -141,6 +154,29 @@ pub struct Keys {
     /// [default: warn,vramscope_collector=info]
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
+
+    // The lake's upkeep.
+    /// How long rows are kept, by table: alloc_events=7d,stack_windows=400d; `forever` keeps all
+    /// [default: alloc_events=7d, the others 400d]
+    #[arg(
+        long,
+        value_name = "TABLE=TIME,…",
+        env = "VRAMSCOPE_COLLECTOR_RETENTION"
+    )]
+    pub retention: Option<Retention>,
+    /// Time between two looks for files to merge [default: 15s]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_UPKEEP_INTERVAL")]
+    pub upkeep_interval: Option<Span>,
+    /// Memory that a merge of files may take [default: 256MiB]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_UPKEEP_MEMORY_BYTES"
+    )]
+    pub upkeep_memory_bytes: Option<ByteSize>,
+    /// How long a file stays on disk after nothing refers to it any more [default: 1h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_VACUUM_AFTER")]
+    pub vacuum_after: Option<Span>,
 }
 
 impl Keys {
@@ -163,6 +199,10 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
+            retention: self.retention.or(below.retention),
+            upkeep_interval: self.upkeep_interval.or(below.upkeep_interval),
+            upkeep_memory_bytes: self.upkeep_memory_bytes.or(below.upkeep_memory_bytes),
+            vacuum_after: self.vacuum_after.or(below.vacuum_after),
         }
     }
 }
@@ -188,6 +228,8 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
+    /// How the lake is kept up.
+    pub upkeep: upkeep::Settings,
 }
 
 impl Config {
@@ -214,6 +256,16 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            upkeep: upkeep::Settings {
+                interval: keys
+                    .upkeep_interval
+                    .map_or(Duration::from_secs(15), |span| span.0),
+                memory_bytes: keys.upkeep_memory_bytes.map_or(256 << 20, |size| size.0),
+                vacuum_after: keys
+                    .vacuum_after
+                    .map_or(Duration::from_secs(3600), |span| span.0),
+                retention: keys.retention.unwrap_or_default(),
+            },
         };
         config.check()?;
         Ok(config)
@@ -241,6 +293,32 @@ impl Config {
         }
         if self.query_timeout.is_zero() {
             bail!("query_timeout is 0; it must be at least 1ms");
+        }
+        self.check_upkeep()
+    }
+
+    fn check_upkeep(&self) -> anyhow::Result<()> {
+        const LEAST_MEMORY: u64 = 128 << 20;
+        let upkeep = &self.upkeep;
+        if upkeep.interval.is_zero() {
+            bail!("upkeep_interval is 0; it must be at least 1ms");
+        }
+        if upkeep.memory_bytes < LEAST_MEMORY {
+            bail!(
+                "upkeep_memory_bytes is {}; a merge of two files takes up to {}",
+                ByteSize(upkeep.memory_bytes),
+                ByteSize(LEAST_MEMORY)
+            );
+        }
+        let (least, most) = (vacuum::LEAST.max(2 * self.query_timeout), vacuum::MOST);
+        if upkeep.vacuum_after < least || upkeep.vacuum_after > most {
+            bail!(
+                "vacuum_after is {}; it must lie between {} (10 minutes, and twice the query_timeout) \
+                 and {}",
+                Span(upkeep.vacuum_after),
+                Span(least),
+                Span(most)
+            );
         }
         Ok(())
     }
@@ -289,6 +367,21 @@ query_max_rows = {}
 # ERROR: data was lost or will be. WARN: degraded, nothing lost. INFO: the life of the process.
 # Default "warn,vramscope_collector=info".
 log = {}
+
+# How long rows are kept, by table: a time, or "forever". Whole hours go when their last moment is
+# older. Queries answer for what is kept. Default: alloc_events "7d", all others "400d".
+retention = {}
+
+# Time between two looks for small files to merge. Default "15s".
+upkeep_interval = "{}"
+
+# Memory that a merge of files may take; it takes fewer files at a time rather than more memory.
+# At least 128MiB. Default "256MiB".
+upkeep_memory_bytes = "{}"
+
+# How long a file stays on disk after nothing refers to it any more: queries and other readers that
+# began before have so long to end. Between 10 minutes and 7 days. Default "1h".
+vacuum_after = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -298,6 +391,10 @@ log = {}
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
+            self.upkeep.retention.to_toml(),
+            Span(self.upkeep.interval),
+            ByteSize(self.upkeep.memory_bytes),
+            Span(self.upkeep.vacuum_after),
         )
     }
 }
@@ -314,6 +411,8 @@ mod tests {
         assert!("99999999999TiB".parse::<ByteSize>().is_err());
         assert_eq!("500ms".parse(), Ok(Span(Duration::from_millis(500))));
         assert_eq!("2m".parse(), Ok(Span(Duration::from_secs(120))));
+        assert_eq!("7d".parse(), Ok(Span(Duration::from_secs(604_800))));
+        assert_eq!(Span(Duration::from_secs(604_800)).to_string(), "7d");
         assert!("2".parse::<Span>().is_err());
     }
 
@@ -323,6 +422,7 @@ mod tests {
             data: Some("/tmp/a \"b\"".into()),
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
+            retention: Some("alloc_events=36h,traffic=forever".parse().unwrap()),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

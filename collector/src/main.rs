@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_collector::config::{self, Config, Keys};
+use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
 
@@ -24,6 +25,7 @@ const EXAMPLES: &str = "Examples:
   vramscope-collector serve --data /var/lib/vramscope
   vramscope-collector status --data /var/lib/vramscope
   vramscope-collector requests --data /var/lib/vramscope
+  vramscope-collector fsck --data /var/lib/vramscope
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM tetrahedron'";
 
 #[derive(Subcommand)]
@@ -40,6 +42,15 @@ enum Command {
     /// Lists the requests for spans, and what became of them
     #[command(after_help = REQUESTS_EXAMPLES)]
     Requests(Requests),
+    /// Merges small files of the tables into large ones; a collector may be running
+    #[command(after_help = upkeep::COMPACT_EXAMPLES)]
+    Compact(upkeep::Compact),
+    /// Deletes files that no table refers to any more; a collector may be running
+    #[command(after_help = upkeep::VACUUM_EXAMPLES)]
+    Vacuum(upkeep::Vacuum),
+    /// Proves that every file is whole and every acknowledged row is there once
+    #[command(after_help = upkeep::FSCK_EXAMPLES)]
+    Fsck(upkeep::Fsck),
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -140,6 +151,11 @@ fn main() -> ExitCode {
         Command::Status(status) => run_status(&status).map(|()| ExitCode::SUCCESS),
         Command::RequestSpan(wanted) => run_request_span(wanted),
         Command::Requests(wanted) => run_requests(&wanted).map(|()| ExitCode::SUCCESS),
+        Command::Compact(options) => {
+            runtime().and_then(|rt| rt.block_on(upkeep::compact(&options)))
+        }
+        Command::Vacuum(options) => runtime().and_then(|rt| rt.block_on(upkeep::vacuum(&options))),
+        Command::Fsck(options) => runtime().and_then(|rt| rt.block_on(upkeep::fsck(&options))),
     };
     match done {
         Ok(code) => code,

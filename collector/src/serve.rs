@@ -27,7 +27,7 @@ use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
-use crate::lake::{Lake, committer};
+use crate::lake::{Lake, committer, upkeep};
 use crate::query::Gate;
 use crate::query::pool::Pool;
 use crate::requests::service::Desk;
@@ -69,6 +69,17 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.commit_interval,
         commits_stopping,
     ));
+    // Some seconds of a fleet's rows wait at any time; more says that commits fall behind.
+    let (log, most) = (Arc::clone(&wal), config.wal_limit_bytes / 64);
+    let pressure: upkeep::Pressure = Arc::new(move || log.backlog().bytes > most);
+    let upkeep_counts = Arc::new(upkeep::Counts::default());
+    let upkeep = upkeep::run(
+        Arc::clone(&lake),
+        config.upkeep.clone(),
+        Arc::clone(&upkeep_counts),
+        upkeep::Pace::new(intake_stopping.clone(), pressure),
+    )
+    .context("failed to start the upkeep's thread")?;
     let memory_bytes = usize::try_from(config.query_memory_bytes).unwrap_or(usize::MAX);
     let folder = Folder::open(
         &data,
@@ -129,6 +140,13 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     server.abort();
     stop_commits.send_replace(true);
     commits.await.context("the committer failed")?;
+    // It pauses every few milliseconds; a commit in hand is waited for.
+    if tokio::task::spawn_blocking(move || upkeep.join())
+        .await
+        .is_err()
+    {
+        tracing::warn!("the upkeep's thread died");
+    }
     log_counts(&counts);
     match served {
         Some(ended) => ended

@@ -21,12 +21,10 @@ use deltalake::kernel::{Action, Transaction};
 use deltalake::protocol::{DeltaOperation, SaveMode};
 use deltalake::writer::{DeltaWriter, RecordBatchWriter};
 use deltalake::{DeltaTable, DeltaTableError};
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
 use tokio::sync::watch;
 use vramscope_wire::{Table, parquet_file};
 
-use super::{Lake, LakeError, delta_error, rows};
+use super::{Lake, LakeError, delta_error, layout, rows};
 use crate::ingest::wal::{self, Entry, Wal};
 
 /// Memory that the rows of one commit may take before they are merged; merging and sorting
@@ -35,10 +33,7 @@ const COMMIT_MEMORY_BYTES: u64 = 256 << 20;
 
 /// Commits between two checkpoints of a table's log. Opening a table reads the entries since
 /// the last one.
-const CHECKPOINT_INTERVAL: u64 = 100;
-
-/// A file of a partition is closed and another begun at this size.
-const TARGET_FILE_BYTES: u64 = 256 << 20;
+pub(super) const CHECKPOINT_INTERVAL: u64 = 100;
 
 /// Removes from the log what the tables hold already: the leftovers of a stop between a commit
 /// and the removal. Called at start, before agents are let in.
@@ -241,6 +236,7 @@ async fn commit(
 ) -> Result<u64, LakeError> {
     let highest = wal::highest_by_agent(entries);
     refuse_committed(lake, table, entries).await?;
+    let _turn = lake.turn(table).await;
     let mut delta = lake.table(table);
     let version = write(&mut delta, table, rows, &highest)
         .await
@@ -271,8 +267,8 @@ async fn write(
     highest: &HashMap<Arc<str>, u64>,
 ) -> Result<u64, DeltaTableError> {
     let mut writer = RecordBatchWriter::for_table(delta)?
-        .with_writer_properties(writer_properties()?)
-        .with_target_file_size(TARGET_FILE_BYTES);
+        .with_writer_properties(layout::properties(table, layout::Kind::Fresh)?)
+        .with_target_file_size(layout::TARGET_FILE_BYTES);
     writer.write(rows).await?;
     let adds = writer.flush().await?.into_iter().map(Action::Add).collect();
     let partition_by: Vec<String> = rows::partition_columns(table)
@@ -308,17 +304,9 @@ fn transactions(highest: &HashMap<Arc<str>, u64>) -> Vec<Transaction> {
     highest.iter().map(transaction).collect()
 }
 
-fn writer_properties() -> Result<WriterProperties, DeltaTableError> {
-    // Level 3: written once, read for months.
-    let level = ZstdLevel::try_new(3)?;
-    Ok(WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
-        .build())
-}
-
 /// Checkpoints a table's log and removes entries that are older than its retention. A failure
 /// costs time at the next start, no data.
-async fn checkpoint(delta: &DeltaTable, table: Table) {
+pub(super) async fn checkpoint(delta: &DeltaTable, table: Table) {
     let done = match deltalake::checkpoints::create_checkpoint(delta, None).await {
         Ok(()) => deltalake::checkpoints::cleanup_metadata(delta, None).await,
         Err(error) => Err(error),
