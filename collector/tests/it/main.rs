@@ -7,4 +7,5 @@ mod ingest;
 mod query;
 mod requests;
 mod support;
+mod upkeep;
 mod versions;
