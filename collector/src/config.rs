@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
+use crate::ingest::placing::Clock;
 use crate::lake::upkeep::retention::Retention;
 use crate::lake::upkeep::{self, vacuum};
 
@@ -208,6 +209,14 @@ pub struct Keys {
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
 
+    // Intake.
+    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
+    /// the partition of its arrival [default: 24h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
+    pub clock_ahead: Option<Span>,
+    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
+    pub clock_behind: Option<Span>,
     // The HTTP door, and bounds of queries.
     /// Address of the HTTP API, /metrics and /readyz, or "off" [default: 127.0.0.1:7718]
     #[arg(
@@ -298,6 +307,8 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
+            clock_ahead: self.clock_ahead.or(below.clock_ahead),
+            clock_behind: self.clock_behind.or(below.clock_behind),
             http_listen: self.http_listen.or(below.http_listen),
             http_max_connections: self.http_max_connections.or(below.http_max_connections),
             query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
@@ -334,6 +345,8 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
+    /// Which times of rows are believed.
+    pub clock: Clock,
     /// Where the HTTP door listens.
     pub http_listen: Listen,
     /// Most connections to it at a time.
@@ -377,6 +390,14 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            clock: Clock {
+                ahead: keys
+                    .clock_ahead
+                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
+                behind: keys
+                    .clock_behind
+                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
+            },
             http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
             http_max_connections: keys.http_max_connections.unwrap_or(2048),
             query_share_bytes: keys
@@ -526,6 +547,13 @@ query_max_rows = {}
 # Default "warn,vramscope_collector=info".
 log = {}
 
+# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
+# time as it was sent, in the partition of the hour in which it arrived, and counted in
+# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
+# Defaults "24h" and "744h" (31 days).
+clock_ahead = "{}"
+clock_behind = "{}"
+
 # The HTTP door: POST /api/v1/sql, /metrics, /healthz, /readyz. An address, or "off". Port 0 picks
 # a free port. Default "127.0.0.1:7718".
 http_listen = "{}"
@@ -574,6 +602,8 @@ vacuum_after = "{}"
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
+            Span(self.clock.ahead),
+            Span(self.clock.behind),
             self.http_listen,
             self.http_max_connections,
             ByteSize(self.query_share_bytes),

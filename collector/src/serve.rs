@@ -25,9 +25,11 @@ use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
+use crate::ingest::marks::Marks;
 use crate::ingest::wal::Wal;
-use crate::ingest::{Counts, Service};
-use crate::lake::{Lake, committer, upkeep};
+use crate::ingest::{Counts, Limits, Service};
+use crate::lake::committer::{self, recover};
+use crate::lake::{Lake, upkeep};
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
@@ -57,18 +59,21 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
-    committer::forget_committed(&wal, &lake).await?;
+    recover::recover(&wal, &lake, &config.clock).await?;
+    let marks = Marks::new(Arc::clone(&wal), Arc::clone(&lake));
+    recover::remember(&wal, &lake, &marks).await?;
     let backlog = wal.backlog();
     tracing::info!(data = %data.display(), %address, batches = backlog.files, bytes = backlog.bytes, "starting");
 
     let (stop_intake, intake_stopping) = watch::channel(false);
     let (stop_commits, commits_stopping) = watch::channel(false);
-    let commits = tokio::spawn(committer::run(
+    let commits = committer::start(
         Arc::clone(&wal),
         Arc::clone(&lake),
         config.commit_interval,
         commits_stopping,
-    ));
+    )
+    .context("failed to start the committer's thread")?;
     // Some seconds of a fleet's rows wait at any time; more says that commits fall behind.
     let (log, most) = (Arc::clone(&wal), config.wal_limit_bytes / 64);
     let pressure: upkeep::Pressure = Arc::new(move || log.backlog().bytes > most);
@@ -91,11 +96,15 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         stop_commits.subscribe(),
     ));
     let counts = Arc::new(Counts::default());
+    let limits = Limits {
+        max_batch_bytes: config.max_batch_bytes,
+        clock: config.clock,
+    };
     let ingest = Service::new(
         wal,
-        lake,
+        marks,
         Arc::clone(&counts),
-        config.max_batch_bytes,
+        limits,
         intake_stopping.clone(),
     );
     let ingest =
@@ -199,7 +208,11 @@ fn log_counts(counts: &Counts) {
         stored = counts.stored.load(Ordering::Relaxed),
         duplicate = counts.duplicate.load(Ordering::Relaxed),
         rejected = counts.rejected.load(Ordering::Relaxed),
+        conflicting = counts.conflicting.load(Ordering::Relaxed),
         put_off = counts.retry.load(Ordering::Relaxed),
+        missing = counts.missing.load(Ordering::Relaxed),
+        rows = counts.rows.load(Ordering::Relaxed),
+        misdated_rows = counts.misdated_rows.load(Ordering::Relaxed),
         "stopped; batches since the start"
     );
 }

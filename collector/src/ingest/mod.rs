@@ -2,6 +2,8 @@
 //!
 //! Invariants:
 //! - STORED and DUPLICATE are only said of batches that are durable, in the log or in a table;
+//! - a name (agent_id, batch_seq) stands for the same bytes for ever: other bytes under it are
+//!   REJECTED, counted and told at ERROR. Numbers that an agent leaves out are counted;
 //! - a batch is stored at most once: of one agent one batch is handled at a time, and only a
 //!   `batch_seq` above the agent's highest durable one is stored;
 //! - that rule would turn a batch that was put off into a DUPLICATE once a later one is stored,
@@ -11,7 +13,8 @@
 //! - a batch that can never be taken is REJECTED and counted, and the stream goes on.
 
 pub mod check;
-mod marks;
+pub mod marks;
+pub mod placing;
 pub mod wal;
 
 use std::collections::HashMap;
@@ -28,10 +31,10 @@ use vramscope_wire::Table;
 use vramscope_wire::proto::ingest_server::Ingest;
 use vramscope_wire::proto::{Ack, Batch, Outcome};
 
-use crate::lake::Lake;
 use check::{Checked, Reject};
-use marks::Marks;
-use wal::{Entry, Wal};
+use marks::{Marks, Verdict};
+use placing::{Clock, Placing};
+use wal::{NewBatch, Wal};
 
 /// What was answered since the start.
 #[derive(Debug, Default)]
@@ -44,6 +47,16 @@ pub struct Counts {
     pub rejected: AtomicU64,
     /// Batches put off.
     pub retry: AtomicU64,
+    /// Of the rejected those whose name stands for other bytes.
+    pub conflicting: AtomicU64,
+    /// Numbers that agents left out. What was rejected is not among them.
+    pub missing: AtomicU64,
+    /// Rows stored.
+    pub rows: AtomicU64,
+    /// Of them those whose time was not believed.
+    pub misdated_rows: AtomicU64,
+    /// Bytes of the batches stored.
+    pub bytes: AtomicU64,
 }
 
 impl Counts {
@@ -69,6 +82,7 @@ struct Shared {
     marks: Marks,
     counts: Arc<Counts>,
     max_batch_bytes: u64,
+    clock: Clock,
     /// Checking a batch holds its rows in memory and a processor busy.
     checks: Semaphore,
     stopping: watch::Receiver<bool>,
@@ -79,25 +93,34 @@ impl Service {
     /// in hand.
     pub fn new(
         wal: Arc<Wal>,
-        lake: Arc<Lake>,
+        marks: Marks,
         counts: Arc<Counts>,
-        max_batch_bytes: u64,
+        limits: Limits,
         stopping: watch::Receiver<bool>,
     ) -> Service {
         let processors = std::thread::available_parallelism().map_or(2, |n| n.get());
-        let marks = Marks::new(Arc::clone(&wal), lake);
         let checks = Semaphore::new(processors);
         Service {
             shared: Arc::new(Shared {
                 wal,
                 marks,
                 counts,
-                max_batch_bytes,
+                max_batch_bytes: limits.max_batch_bytes,
+                clock: limits.clock,
                 checks,
                 stopping,
             }),
         }
     }
+}
+
+/// What a batch may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest Parquet file.
+    pub max_batch_bytes: u64,
+    /// Which times are believed.
+    pub clock: Clock,
 }
 
 #[tonic::async_trait]
@@ -209,38 +232,66 @@ impl Shared {
         let mark = self.marks.of(&batch.agent_id);
         // Held until the batch is durable: one batch of an agent at a time.
         let mut mark = mark.lock().await;
-        match mark.highest().await {
-            Ok(highest) if seq <= highest => return Answer::Duplicate,
-            Ok(_) => {}
+        let missing = match mark.judge(seq, batch.crc32).await {
+            Ok(Verdict::New { missing }) => missing,
+            Ok(Verdict::Duplicate) => return Answer::Duplicate,
+            Ok(Verdict::Conflict { stored_crc32 }) => {
+                self.counts.conflicting.fetch_add(1, Ordering::Relaxed);
+                return Answer::Rejected(Reject::Conflict {
+                    stored: stored_crc32,
+                    sent: batch.crc32,
+                });
+            }
             Err(error) => {
                 return Answer::Retry(format!("failed to look up what is stored: {error}"));
             }
-        }
+        };
         let parquet = Bytes::from(batch.parquet);
+        let placing = self.clock.now();
         let checked = match self
-            .check_rows(table, parquet.clone(), batch.crc32, batch.rows)
+            .check_rows(table, parquet.clone(), batch.crc32, batch.rows, placing)
             .await
         {
             Ok(checked) => checked,
-            Err(reason) => return Answer::Rejected(reason),
+            Err(reason) => {
+                mark.reject(seq);
+                return Answer::Rejected(reason);
+            }
         };
-        let entry = Entry {
+        let bytes = parquet.len() as u64;
+        let new = NewBatch {
             agent: batch.agent_id.into(),
             seq,
+            host: Some(batch.host.into()),
             table,
             crc32: batch.crc32,
-            bytes: parquet.len() as u64,
-            rows: Some(checked.rows),
+            rows: checked.rows,
             decoded_bytes: checked.decoded_bytes,
+            times: checked.times,
+            placing,
+            misdated: checked.misdated,
         };
-        let wal = Arc::clone(&self.wal);
-        match tokio::task::spawn_blocking(move || wal.store(entry, &parquet)).await {
-            Ok(Ok(())) => {
-                mark.raise(seq);
+        if missing > 0 {
+            tracing::debug!(
+                agent = &*new.agent,
+                seq,
+                missing,
+                "numbers are missing before a batch"
+            );
+        }
+        match self.wal.store(new, parquet).await {
+            Ok(()) => {
+                mark.raise(seq, batch.crc32);
+                let counts = &self.counts;
+                counts.missing.fetch_add(missing, Ordering::Relaxed);
+                counts.rows.fetch_add(checked.rows, Ordering::Relaxed);
+                counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+                counts
+                    .misdated_rows
+                    .fetch_add(checked.misdated, Ordering::Relaxed);
                 Answer::Stored
             }
-            Ok(Err(error)) => Answer::Retry(error.to_string()),
-            Err(error) => Answer::Retry(format!("failed to store the batch: {error}")),
+            Err(error) => Answer::Retry(error.to_string()),
         }
     }
 
@@ -250,10 +301,12 @@ impl Shared {
         parquet: Bytes,
         crc32: u32,
         rows: u64,
+        placing: Placing,
     ) -> Result<Checked, Reject> {
         // The semaphore is never closed.
         let _permit = self.checks.acquire().await.ok();
-        let task = tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows));
+        let task =
+            tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows, &placing));
         // A decoder that panics on a crafted file must not take the stream with it.
         task.await.unwrap_or(Err(Reject::Panicked))
     }

@@ -4,7 +4,8 @@
 //! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
 //!   partition columns where the table has a time;
 //! - a commit carries, for each agent whose batches are in it, one application transaction:
-//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
+//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far. One
+//!   more tells how far the log went that the batches came from ([`committer`]).
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
 //!   resent batch from counting twice;
 //! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
@@ -212,7 +213,7 @@ impl Lake {
     /// The highest `batch_seq` of an agent in any table, 0 if there is none.
     pub async fn highest_committed(&self, agent: &str) -> Result<u64, LakeError> {
         let mut highest = 0;
-        for table in Table::ALL {
+        for table in Table::FROM_AGENTS {
             highest = self.committed(table, agent).await?.max(highest);
         }
         Ok(highest)

@@ -19,6 +19,9 @@ use vramscope_wire::proto::Outcome;
 
 use crate::support::*;
 
+/// Commits at once, and leaves the upkeep to the test.
+const BY_HAND: &[&str] = &["--commit-interval", "50ms", "--upkeep-interval", "1h"];
+
 fn command(name: &str, data: &Path, flags: &[&str]) -> Output {
     let mut command = binary();
     command.arg(name).arg("--data").arg(data).args(flags);
@@ -88,7 +91,7 @@ async fn send(
 #[tokio::test(flavor = "multi_thread")]
 async fn merged_files_hold_the_same_rows_sorted_and_vacuum_leaves_only_them() {
     let data = tempfile::tempdir().unwrap();
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     let mut sent = Vec::new();
     // Waits in between make files of their own.
     for seq in 1..=6 {
@@ -145,7 +148,7 @@ async fn merged_files_hold_the_same_rows_sorted_and_vacuum_leaves_only_them() {
     left.iter().for_each(|file| assert_sorted(file));
     let report = json("fsck", data.path(), &["--deep"]);
     assert_eq!(report["sound"], true, "{report}");
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     assert_eq!(
         stored(&collector.address, Table::AllocEvents).await,
         lines(&sent)
@@ -182,7 +185,7 @@ fn assert_sorted(file: &Path) {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_stack_is_left_once_and_the_rest_is_accounted_for() {
     let data = tempfile::tempdir().unwrap();
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     let mut sent = Vec::new();
     // The rows of a batch depend on its number alone: both agents send the same stacks.
     for seq in 1..=3 {
@@ -214,7 +217,7 @@ async fn each_stack_is_left_once_and_the_rest_is_accounted_for() {
     let stacks = of_table(&report["tables"], Table::Stacks);
     assert_eq!(stacks["rows"], different.len());
     assert_eq!(stacks["same_stacks"], 240 - different.len());
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     let found = sql(&collector.address, "SELECT stack_id FROM stacks")
         .await
         .unwrap();
@@ -244,7 +247,7 @@ fn events_at(agent: &str, seq: u64, at: &[i64]) -> RecordBatch {
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_takes_out_whole_hours_and_says_so() {
     let data = tempfile::tempdir().unwrap();
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap()
@@ -348,7 +351,7 @@ async fn kills_in_upkeep_lose_nothing_and_double_nothing() {
     }
     json("compact", data.path(), &[]);
     json("vacuum", data.path(), &["--after", "0s"]);
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     let events = &sent[&Table::AllocEvents];
     let count = events.iter().map(|rows| rows.num_rows() as i64).sum();
     wait_for_rows(&collector.address, Table::AllocEvents, count).await;
@@ -365,7 +368,7 @@ async fn kills_in_upkeep_lose_nothing_and_double_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fsck_finds_files_that_are_missing_or_damaged() {
     let data = tempfile::tempdir().unwrap();
-    let collector = Collector::start(data.path(), FAST);
+    let collector = Collector::start(data.path(), BY_HAND);
     send(&collector, Table::AllocEvents, &["agent-a"], 1..=1).await;
     wait_for_rows(&collector.address, Table::AllocEvents, 40).await;
     assert!(collector.stop().success());

@@ -13,11 +13,11 @@
 //! Both kinds of file differ only in how hard they are compressed: a fresh one is merged within
 //! minutes, a settled one is read for months.
 
+use crate::{Table, parquet_file};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
-use crate::{Table, parquet_file};
 
 /// Rows of a row group. Smaller ones let readers skip more and cost bytes and time in every full
 /// scan: of 131,072 events with 20 bytes each a reader takes 2.6 MB at least.

@@ -75,17 +75,29 @@ pub fn write(options: &Lake) -> Result<Value> {
                 write(Table::AllocEvents, Some(hour), &host.event_rows(&events)?)?;
             }
             let windows = host.windows();
-            write(Table::StackWindows, Some(hour), &host.window_rows(&windows)?)?;
+            write(
+                Table::StackWindows,
+                Some(hour),
+                &host.window_rows(&windows)?,
+            )?;
             let (bytes, count) = host.live();
             for (table, rows) in minutes(host, hour, bytes, count) {
                 write(table, Some(hour), &from_json(table, &rows)?)?;
             }
             if hour == 0 {
-                write(Table::Processes, Some(0), &from_json(Table::Processes, &[process(host)])?)?;
+                write(
+                    Table::Processes,
+                    Some(0),
+                    &from_json(Table::Processes, &[process(host)])?,
+                )?;
             }
         }
     }
-    write(Table::Stacks, None, &from_json(Table::Stacks, &stacks(options.stacks))?)?;
+    write(
+        Table::Stacks,
+        None,
+        &from_json(Table::Stacks, &stacks(options.stacks))?,
+    )?;
     let mut bytes = 0;
     let mut rows = 0;
     for (table, writer) in tables {
@@ -119,7 +131,11 @@ fn date() -> Result<String> {
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * of_year + 2) / 153;
     let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let month = if shifted < 10 {
+        shifted + 3
+    } else {
+        shifted - 9
+    };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     Ok(format!("{year:04}-{month:02}-{day:02}"))
 }
@@ -143,7 +159,11 @@ fn minutes(host: &Host, hour: i64, live_bytes: i64, live_count: i64) -> Vec<(Tab
             "process_peak_bytes": live_bytes + 977, "lossy": lost > 0,
             "agent_id": host.agent, "batch_seq": 1,
         }));
-        let causes = if lost > 0 { json!([{"cause": "ring_full", "count": lost}]) } else { json!([]) };
+        let causes = if lost > 0 {
+            json!([{"cause": "ring_full", "count": lost}])
+        } else {
+            json!([])
+        };
         of_agent.push(json!({
             "ts": end, "ts_ns": end * 1000, "host": host.name, "window_start": start, "window_end": end,
             "events": 1000, "events_by_source": [{"source": "uprobe", "count": 1000}], "lost": lost,
@@ -234,7 +254,11 @@ impl TableWriter {
 
     fn write(&mut self, partition: Option<(&str, i64)>, rows: &RecordBatch) -> Result<()> {
         let partition = partition.map(|(date, hour)| (date.to_string(), hour));
-        if self.open.as_ref().is_some_and(|open| open.partition != partition) {
+        if self
+            .open
+            .as_ref()
+            .is_some_and(|open| open.partition != partition)
+        {
             self.close()?;
         }
         if self.open.is_none() {
@@ -249,7 +273,8 @@ impl TableWriter {
             let to = File::create_new(&file)
                 .with_context(|| format!("failed to create {}", file.display()))?;
             let properties = layout::properties(self.table, layout::Kind::Settled)?;
-            let writer = ArrowWriter::try_new(BufWriter::new(to), self.table.schema(), Some(properties))?;
+            let writer =
+                ArrowWriter::try_new(BufWriter::new(to), self.table.schema(), Some(properties))?;
             self.open = Some(Open {
                 partition,
                 path,
@@ -258,7 +283,9 @@ impl TableWriter {
                 times: None,
             });
         }
-        let Some(open) = &mut self.open else { return Ok(()) };
+        let Some(open) = &mut self.open else {
+            return Ok(());
+        };
         open.writer.write(rows)?;
         open.rows += rows.num_rows() as u64;
         if let Some(times) = rows.column_by_name("ts_ns") {
@@ -272,11 +299,14 @@ impl TableWriter {
     }
 
     fn close(&mut self) -> Result<()> {
-        let Some(open) = self.open.take() else { return Ok(()) };
+        let Some(open) = self.open.take() else {
+            return Ok(());
+        };
         open.writer.close()?;
         let file = self.folder.join(&open.path);
         let size = std::fs::metadata(&file)?.len();
-        let mut stats = json!({"numRecords": open.rows, "minValues": {}, "maxValues": {}, "nullCount": {}});
+        let mut stats =
+            json!({"numRecords": open.rows, "minValues": {}, "maxValues": {}, "nullCount": {}});
         if let Some((min, max)) = open.times {
             stats["minValues"]["ts_ns"] = json!(min);
             stats["maxValues"]["ts_ns"] = json!(max);
@@ -375,20 +405,37 @@ mod tests {
         };
         let written = write(&options).unwrap();
         assert_eq!(written["rows"], 24_000);
-        let log = folder.path().join("alloc_events/_delta_log/00000000000000000000.json");
+        let log = folder
+            .path()
+            .join("alloc_events/_delta_log/00000000000000000000.json");
         let log = std::fs::read_to_string(log).unwrap();
         let mut rows = 0;
         for line in log.lines().skip(2) {
             let line: Value = serde_json::from_str(line).unwrap();
             let add = &line["add"];
-            let path = folder.path().join("alloc_events").join(add["path"].as_str().unwrap());
-            let hour: i64 = add["partitionValues"]["hour"].as_str().unwrap().parse().unwrap();
+            let path = folder
+                .path()
+                .join("alloc_events")
+                .join(add["path"].as_str().unwrap());
+            let hour: i64 = add["partitionValues"]["hour"]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap();
             let file = File::open(path).unwrap();
             let mut last = None;
             for batch in vramscope_wire::parquet_file::decode(Table::AllocEvents, file).unwrap() {
-                let times = batch.column_by_name("ts_ns").unwrap().as_primitive::<Int64Type>();
+                let times = batch
+                    .column_by_name("ts_ns")
+                    .unwrap()
+                    .as_primitive::<Int64Type>();
                 let begin = BEGIN * 1_000_000_000 + hour * HOUR_NS;
-                assert!(times.values().iter().all(|ts| (begin..begin + HOUR_NS).contains(ts)));
+                assert!(
+                    times
+                        .values()
+                        .iter()
+                        .all(|ts| (begin..begin + HOUR_NS).contains(ts))
+                );
                 let hosts = batch.column_by_name("host").unwrap().as_string::<i32>();
                 for host in hosts.iter().flatten() {
                     assert!(last.as_deref() <= Some(host));

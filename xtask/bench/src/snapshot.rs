@@ -315,7 +315,11 @@ pub fn run(options: &Run) -> Result<Value> {
     let read_bytes = read_until_its_end(&child);
     let status = child.wait().context("failed to wait for the program")?;
     let seconds = started.elapsed().as_secs_f64();
-    let output = std::process::Output { status, stdout, stderr };
+    let output = std::process::Output {
+        status,
+        stdout,
+        stderr,
+    };
     if !output.status.success() {
         bail!(
             "{} ended with {}: {}",
@@ -353,10 +357,17 @@ fn read_until_its_end(child: &std::process::Child) -> Option<u64> {
     // a value.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        libc::waitid(libc::P_PID, child.id(), &mut info, libc::WEXITED | libc::WNOWAIT);
+        libc::waitid(
+            libc::P_PID,
+            child.id(),
+            &mut info,
+            libc::WEXITED | libc::WNOWAIT,
+        );
     }
     let numbers = std::fs::read_to_string(format!("/proc/{}/io", child.id())).ok()?;
-    let read = numbers.lines().find_map(|line| line.strip_prefix("rchar: "))?;
+    let read = numbers
+        .lines()
+        .find_map(|line| line.strip_prefix("rchar: "))?;
     read.trim().parse().ok()
 }
 

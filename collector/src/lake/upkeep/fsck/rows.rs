@@ -17,7 +17,7 @@ use vramscope_queries::folder::Folder;
 use vramscope_wire::Table;
 
 use super::{Findings, TableReport};
-use crate::ingest::wal::{self, Leftovers};
+use crate::ingest::wal;
 use crate::lake::upkeep::swap::Count;
 use crate::lake::{self, Lake, delta_error};
 
@@ -71,7 +71,7 @@ pub(super) async fn check(
             marks(&session, lake, table, findings).await?;
         }
         if table.partitioned_by_time() {
-            partitions(&session, table, findings).await?;
+            partitions(&session, table, is_of_agents && has_ledger, findings).await?;
         }
         if is_of_agents && has_ledger {
             report.acknowledged_rows = Some(acknowledged(&session, table).await?);
@@ -171,52 +171,64 @@ async fn marks(
     Ok(())
 }
 
-/// Rows lie in the hour of their `ts`. Those of a host whose clock was wrong lie in the hour in
-/// which they came, which is far from it.
+/// Rows lie in the hour of their `ts`. Those whose `ts` was not believed lie in the hour in which
+/// they came; the ledger counts them.
 async fn partitions(
     session: &SessionContext,
     table: Table,
+    has_ledger: bool,
     findings: &mut Findings,
 ) -> anyhow::Result<()> {
-    let hour = "CAST(date AS TIMESTAMP) + hour * INTERVAL '1 hour'";
     let sql = format!(
-        "SELECT count(*), count(*) FILTER (WHERE near), min(ts), max(ts) FROM (
-            SELECT ts, ts < at + INTERVAL '23 hours' AND ts >= at - INTERVAL '30 days' AS near
-            FROM (SELECT CAST(ts AS TIMESTAMP) AS ts, {hour} AS at FROM {})
-            WHERE ts < at OR ts >= at + INTERVAL '1 hour')",
+        "SELECT count(*) FROM {} WHERE date <> CAST(ts AS DATE) OR hour <> date_part('hour', ts)",
         table.name()
     );
-    for row in each(&ask(session, &sql).await?) {
-        let (all, near) = (row.number(0).unwrap_or(0), row.number(1).unwrap_or(0));
-        if near > 0 {
-            findings.problem(
-                table.name(),
-                "wrong_partition",
-                format!("{near} rows lie in another hour than that of their ts"),
-            );
-        }
-        if all > near {
-            findings.note(
-                table.name(),
-                "wrong_clock",
-                format!(
-                    "{} rows have a ts far from when they came; they lie in the hour in which they came",
-                    all - near
-                ),
-            );
-        }
+    let elsewhere = first_number(&ask(session, &sql).await?);
+    if elsewhere == 0 {
+        return Ok(());
+    }
+    let misdated = match has_ledger {
+        true => first_number(&ask(session, &ledger_sum("misdated_rows", table)).await?),
+        false => 0,
+    };
+    if elsewhere > misdated {
+        findings.problem(
+            table.name(),
+            "wrong_partition",
+            format!(
+                "{elsewhere} rows lie in another hour than that of their ts, {misdated} of them since \
+                 their ts was not believed"
+            ),
+        );
+    } else {
+        findings.note(
+            table.name(),
+            "wrong_clock",
+            format!(
+                "{elsewhere} rows lie in the hour in which they came: their ts was not believed"
+            ),
+        );
     }
     Ok(())
 }
 
-async fn acknowledged(session: &SessionContext, table: Table) -> anyhow::Result<u64> {
-    let sql = format!(
-        "SELECT CAST(coalesce(sum(rows), 0) AS BIGINT) FROM {LEDGER} WHERE table_name = '{}'",
+fn first_number(answer: &[RecordBatch]) -> i64 {
+    each(answer)
+        .next()
+        .and_then(|row| row.number(0))
+        .unwrap_or(0)
+}
+
+fn ledger_sum(column: &str, table: Table) -> String {
+    format!(
+        "SELECT CAST(coalesce(sum({column}), 0) AS BIGINT) FROM {LEDGER} WHERE table_name = '{}'",
         table.name()
-    );
-    let answer = ask(session, &sql).await?;
-    let rows = each(&answer).next().and_then(|row| row.number(0));
-    Ok(rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(0))
+    )
+}
+
+async fn acknowledged(session: &SessionContext, table: Table) -> anyhow::Result<u64> {
+    let rows = first_number(&ask(session, &ledger_sum("rows", table)).await?);
+    Ok(u64::try_from(rows).unwrap_or(0))
 }
 
 /// Batches whose rows are not as many as were acknowledged. A union and a sum, not a join: a sum
@@ -240,7 +252,7 @@ async fn differences(session: &SessionContext, table: Table) -> anyhow::Result<V
             FROM both GROUP BY agent_id, batch_seq
             HAVING sum(acknowledged) <> sum(found)
          )
-         SELECT s.agent_id, s.batch_seq, s.acknowledged, s.found, CAST(s.since AS TIMESTAMP(6)) AS since,
+         SELECT s.agent_id, s.batch_seq, s.acknowledged, s.found, arrow_cast(s.since, 'Timestamp(Microsecond, None)') AS since,
             CAST(CASE WHEN f.seq IS NULL OR s.batch_seq < f.seq THEN 1 ELSE 0 END AS BIGINT)
          FROM sums AS s LEFT JOIN first AS f ON f.agent_id = s.agent_id
          ORDER BY 1, 2"
@@ -335,12 +347,16 @@ async fn judge(
     Ok(())
 }
 
-/// Batches that wait in the write-ahead log.
+/// Batches in the write-ahead log. Those whose rows are committed may still be in it.
 fn waiting(data: &Path, table: Table) -> anyhow::Result<HashSet<(String, i64)>> {
     let root = data.join("_wal");
-    let entries = wal::list(&root, Leftovers::Keep)
+    let listing = wal::list(&root)
         .with_context(|| format!("failed to read the log in {}", root.display()))?;
-    let of_table = entries.into_iter().filter(|entry| entry.table == table);
-    let name = |entry: wal::Entry| Some((entry.agent.to_string(), i64::try_from(entry.seq).ok()?));
-    Ok(of_table.filter_map(name).collect())
+    let batches = listing.entries.into_iter().map(|entry| entry.batch);
+    let name =
+        |batch: wal::NewBatch| Some((batch.agent.to_string(), i64::try_from(batch.seq).ok()?));
+    Ok(batches
+        .filter(|batch| batch.table == table)
+        .filter_map(name)
+        .collect())
 }

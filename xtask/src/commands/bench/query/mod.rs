@@ -111,17 +111,26 @@ impl Runner {
 
     fn product(&self, format: &str, sql: &str) -> Result<Value> {
         let (product, data) = (self.product.to_string_lossy(), self.data.to_string_lossy());
-        self.process(&[&product, "sql", "--data", &data, "--format", format, "-c", sql])
+        self.process(&[
+            &product, "sql", "--data", &data, "--format", format, "-c", sql,
+        ])
     }
 
     /// The product says under each table how long its answer took.
     fn ours(&self, sql: &str) -> Result<Asked> {
         let timed = self.product("table", &vec![sql; ROUNDS].join(";\n"))?;
         let seconds = seconds_told(text(&timed, "output")?)?;
-        ensure!(seconds.len() == ROUNDS, "{} answers instead of {ROUNDS}", seconds.len());
+        ensure!(
+            seconds.len() == ROUNDS,
+            "{} answers instead of {ROUNDS}",
+            seconds.len()
+        );
         let whole = number(&timed, "seconds")?;
         let told: f64 = seconds.iter().sum();
-        ensure!(told <= whole, "answers took {told} s, their process {whole} s");
+        ensure!(
+            told <= whole,
+            "answers took {told} s, their process {whole} s"
+        );
         let answer = self.product("json", sql)?;
         Ok(Asked {
             seconds: median(seconds),
@@ -138,9 +147,11 @@ impl Runner {
         let run = self.process(&[
             &python, "-c", PEER, &data, &tables, &sources, &views, &rounds, sql,
         ])?;
-        let answer: Value = serde_json::from_str(text(&run, "output")?)
-            .context("DuckDB's answer is no JSON")?;
-        let seconds = answer["seconds"].as_array().context("DuckDB told no times")?;
+        let answer: Value =
+            serde_json::from_str(text(&run, "output")?).context("DuckDB's answer is no JSON")?;
+        let seconds = answer["seconds"]
+            .as_array()
+            .context("DuckDB told no times")?;
         let seconds = seconds.iter().filter_map(Value::as_f64).collect();
         Ok(Asked {
             seconds: median(seconds),
@@ -205,8 +216,12 @@ impl Runner {
 
     fn ask(&self, question: &Question) -> Result<(Asked, Asked)> {
         let failed = |who: &str| format!("{who} failed at {}", question.name);
-        let ours = self.ours(&question.sql).with_context(|| failed("vramscope"))?;
-        let theirs = self.theirs(&question.sql).with_context(|| failed("DuckDB"))?;
+        let ours = self
+            .ours(&question.sql)
+            .with_context(|| failed("vramscope"))?;
+        let theirs = self
+            .theirs(&question.sql)
+            .with_context(|| failed("DuckDB"))?;
         same(&ours.rows, &theirs.rows)
             .with_context(|| format!("answers differ at {}", question.name))?;
         Ok((ours, theirs))
@@ -233,8 +248,12 @@ fn seconds_told(output: &str) -> Result<Vec<f64>> {
         let inner = line.strip_prefix('(')?.strip_suffix(" s)")?;
         inner.rsplit_once(", ").map(|(_, seconds)| seconds)
     });
-    told.map(|seconds| seconds.parse().with_context(|| format!("{seconds:?} is no time")))
-        .collect()
+    told.map(|seconds| {
+        seconds
+            .parse()
+            .with_context(|| format!("{seconds:?} is no time"))
+    })
+    .collect()
 }
 
 /// Whether both gave the same rows, in the same order. Numbers may differ in their last digits:
@@ -255,7 +274,10 @@ fn same(ours: &[Value], theirs: &[Value]) -> Result<()> {
         let names = left.keys().chain(right.keys());
         for name in names {
             let (left, right) = (&ours[name], &theirs[name]);
-            ensure!(is_same(left, right), "{name} is {left}, but {right} from DuckDB");
+            ensure!(
+                is_same(left, right),
+                "{name} is {left}, but {right} from DuckDB"
+            );
         }
     }
     Ok(())

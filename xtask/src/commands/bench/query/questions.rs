@@ -22,7 +22,10 @@ impl Values {
             found.with_context(|| format!("the lake's generator did not tell {name}"))
         };
         Ok(Values {
-            host: written["host"].as_str().context("the lake's generator told no host")?.to_string(),
+            host: written["host"]
+                .as_str()
+                .context("the lake's generator told no host")?
+                .to_string(),
             process_id: number("process_id")?,
             hour_start_ns: number("hour_start_ns")?,
             hour_end_ns: number("hour_end_ns")?,
