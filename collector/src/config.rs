@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
 use crate::ingest::placing::Clock;
+use crate::ingest::promise::Promise;
 use crate::lake::upkeep::retention::Retention;
 use crate::lake::upkeep::{self, vacuum};
 
@@ -209,14 +210,6 @@ pub struct Keys {
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
 
-    // Intake.
-    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
-    /// the partition of its arrival [default: 24h]
-    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
-    pub clock_ahead: Option<Span>,
-    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
-    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
-    pub clock_behind: Option<Span>,
     // The HTTP door, and bounds of queries.
     /// Address of the HTTP API, /metrics and /readyz, or "off" [default: 127.0.0.1:7718]
     #[arg(
@@ -263,6 +256,20 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_MIN_DISK_FREE_BYTES"
     )]
     pub min_disk_free_bytes: Option<ByteSize>,
+
+    // Intake.
+    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
+    /// the partition of its arrival [default: 24h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
+    pub clock_ahead: Option<Span>,
+    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
+    pub clock_behind: Option<Span>,
+    /// What an acknowledgement stands for: fsync (the batch is on this machine's disk) or store (its
+    /// rows are committed to the table, on its storage) [default: fsync]
+    #[arg(long, value_name = "PROMISE", env = "VRAMSCOPE_COLLECTOR_PROMISE")]
+    pub promise: Option<Promise>,
+
     // The lake's upkeep.
     /// How long rows are kept, by table: alloc_events=7d,stack_windows=400d; `forever` keeps all
     /// [default: alloc_events=7d, the others 400d]
@@ -307,8 +314,6 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
-            clock_ahead: self.clock_ahead.or(below.clock_ahead),
-            clock_behind: self.clock_behind.or(below.clock_behind),
             http_listen: self.http_listen.or(below.http_listen),
             http_max_connections: self.http_max_connections.or(below.http_max_connections),
             query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
@@ -316,6 +321,9 @@ impl Keys {
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
             query_log_interval: self.query_log_interval.or(below.query_log_interval),
             min_disk_free_bytes: self.min_disk_free_bytes.or(below.min_disk_free_bytes),
+            clock_ahead: self.clock_ahead.or(below.clock_ahead),
+            clock_behind: self.clock_behind.or(below.clock_behind),
+            promise: self.promise.or(below.promise),
             retention: self.retention.or(below.retention),
             upkeep_interval: self.upkeep_interval.or(below.upkeep_interval),
             upkeep_memory_bytes: self.upkeep_memory_bytes.or(below.upkeep_memory_bytes),
@@ -345,8 +353,6 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
-    /// Which times of rows are believed.
-    pub clock: Clock,
     /// Where the HTTP door listens.
     pub http_listen: Listen,
     /// Most connections to it at a time.
@@ -361,6 +367,10 @@ pub struct Config {
     pub query_log_interval: Duration,
     /// Room on the data folder's disk below which the collector is not ready, in bytes.
     pub min_disk_free_bytes: u64,
+    /// Which times of rows are believed.
+    pub clock: Clock,
+    /// What an acknowledgement stands for.
+    pub promise: Promise,
     /// How the lake is kept up.
     pub upkeep: upkeep::Settings,
 }
@@ -390,14 +400,6 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
-            clock: Clock {
-                ahead: keys
-                    .clock_ahead
-                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
-                behind: keys
-                    .clock_behind
-                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
-            },
             http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
             http_max_connections: keys.http_max_connections.unwrap_or(2048),
             query_share_bytes: keys
@@ -409,6 +411,15 @@ impl Config {
                 .query_log_interval
                 .map_or(Duration::from_secs(5), |span| span.0),
             min_disk_free_bytes: keys.min_disk_free_bytes.map_or(1 << 30, |size| size.0),
+            clock: Clock {
+                ahead: keys
+                    .clock_ahead
+                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
+                behind: keys
+                    .clock_behind
+                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
+            },
+            promise: keys.promise.unwrap_or(Promise::Fsync),
             upkeep: upkeep::Settings {
                 interval: keys
                     .upkeep_interval
@@ -547,13 +558,6 @@ query_max_rows = {}
 # Default "warn,vramscope_collector=info".
 log = {}
 
-# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
-# time as it was sent, in the partition of the hour in which it arrived, and counted in
-# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
-# Defaults "24h" and "744h" (31 days).
-clock_ahead = "{}"
-clock_behind = "{}"
-
 # The HTTP door: POST /api/v1/sql, /metrics, /healthz, /readyz. An address, or "off". Port 0 picks
 # a free port. Default "127.0.0.1:7718".
 http_listen = "{}"
@@ -579,6 +583,19 @@ query_log_interval = "{}"
 # Default "1GiB".
 min_disk_free_bytes = "{}"
 
+# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
+# time as it was sent, in the partition of the hour in which it arrived, and counted in
+# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
+# Defaults "24h" and "744h" (31 days).
+clock_ahead = "{}"
+clock_behind = "{}"
+
+# What an acknowledgement stands for. "fsync": the batch is on this machine's disk (in _wal), and
+# goes to the tables within commit_interval. "store": its rows are committed to the tables, on
+# their storage, before it is acknowledged; nothing is lost with this machine, each batch takes some
+# hundred milliseconds. Default "fsync".
+promise = "{}"
+
 # How long rows are kept, by table: a time, or "forever". Whole hours go when their last moment is
 # older. Queries answer for what is kept. Default: alloc_events "7d", all others "400d".
 retention = {}
@@ -602,14 +619,15 @@ vacuum_after = "{}"
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
-            Span(self.clock.ahead),
-            Span(self.clock.behind),
             self.http_listen,
             self.http_max_connections,
             ByteSize(self.query_share_bytes),
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),
             ByteSize(self.min_disk_free_bytes),
+            Span(self.clock.ahead),
+            Span(self.clock.behind),
+            self.promise,
             self.upkeep.retention.to_toml(),
             Span(self.upkeep.interval),
             ByteSize(self.upkeep.memory_bytes),
@@ -643,6 +661,8 @@ mod tests {
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
             spill_dir: Some("/tmp/spill".into()),
+            clock_ahead: Some(Span(Duration::from_secs(60))),
+            promise: Some(Promise::Store),
             retention: Some("alloc_events=36h,traffic=forever".parse().unwrap()),
             ..Keys::default()
         };

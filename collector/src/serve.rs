@@ -26,10 +26,12 @@ use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::marks::Marks;
+use crate::ingest::promise::Promise;
 use crate::ingest::wal::Wal;
-use crate::ingest::{Counts, Limits, Service};
-use crate::lake::committer::{self, recover};
-use crate::lake::{Lake, upkeep};
+use crate::ingest::{Counts, Keeper, Limits, Service};
+use crate::lake::committer::direct::{self, Direct};
+use crate::lake::committer::recover;
+use crate::lake::{Lake, committer, upkeep};
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
@@ -60,6 +62,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
     recover::recover(&wal, &lake, &config.clock).await?;
+    if config.promise == Promise::Store {
+        direct::redo(&lake).await?;
+    }
     let marks = Marks::new(Arc::clone(&wal), Arc::clone(&lake));
     recover::remember(&wal, &lake, &marks).await?;
     let backlog = wal.backlog();
@@ -96,12 +101,16 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         stop_commits.subscribe(),
     ));
     let counts = Arc::new(Counts::default());
+    let keeper = match config.promise {
+        Promise::Fsync => Keeper::Log(Arc::clone(&wal)),
+        Promise::Store => Keeper::Table(Direct::start(Arc::clone(&lake), wal.id()).await?),
+    };
     let limits = Limits {
         max_batch_bytes: config.max_batch_bytes,
         clock: config.clock,
     };
     let ingest = Service::new(
-        wal,
+        keeper,
         marks,
         Arc::clone(&counts),
         limits,

@@ -121,7 +121,7 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
         let has_rows = entry.number <= committed.await.with_context(failed)?;
         let lines = of(
             deltas.get(&Table::Batches),
-            committer::ledger_transaction(id, table),
+            committer::ledger_transaction(id, table.name()),
         );
         let has_line = entry.number <= lines.await.with_context(failed)?;
         let seen = agents.entry(entry.batch.agent.to_string()).or_default();

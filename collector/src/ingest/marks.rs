@@ -4,7 +4,7 @@
 //! - the highest number is that of what lies in the log and of the agent's transaction in every
 //!   table (all tables share one line of numbers). It is looked up when an agent is first seen,
 //!   log before tables: a batch moves from the log to a table and never back, so in this order it
-//!   cannot be missed. What the start learns from the log and from `batches` saves the look-up;
+//!   cannot be missed;
 //! - of the newest [`REMEMBERED`] batches of an agent the checksums are known, so that other bytes
 //!   under a known name are found out. That is more than an agent has under way at a time; a
 //!   resend from further back is taken for what it says it is.
@@ -36,16 +36,11 @@ impl Marks {
         }
     }
 
-    /// Tells of a batch that was stored before the start. `is_complete` says that the agent's
-    /// highest batch is among those told by all calls, so that no table has to be asked.
-    pub fn remember(&self, agent: &str, seq: u64, crc32: u32, is_complete: bool) {
-        let mark = self.of(agent);
-        // Nobody else knows the marks before the start is done; without the lock nothing is lost
-        // but a look-up.
-        if let Ok(mut known) = mark.known.try_lock() {
+    /// Tells the checksum of a batch that was stored before the start.
+    pub fn remember(&self, agent: &str, seq: u64, crc32: u32) {
+        // Nobody else has the marks before the start is done.
+        if let Ok(mut known) = self.of(agent).known.try_lock() {
             known.insert(seq, crc32);
-            known.told = known.told.max(seq);
-            known.is_told_all |= is_complete;
         }
     }
 
@@ -78,10 +73,6 @@ pub(super) struct Mark {
 struct Known {
     /// The highest durable number; `None` until it was looked up.
     highest: Option<u64>,
-    /// The highest number that the start told.
-    told: u64,
-    /// Whether the start told of the agent's highest batch, in whatever place it is.
-    is_told_all: bool,
     /// The highest number that was rejected: no gap.
     rejected: u64,
     /// Numbers and checksums, ascending.
@@ -154,10 +145,6 @@ impl Held<'_> {
     async fn highest(&mut self) -> Result<u64, LakeError> {
         if let Some(known) = self.known.highest {
             return Ok(known);
-        }
-        if self.known.is_told_all {
-            self.known.highest = Some(self.known.told);
-            return Ok(self.known.told);
         }
         let logged = self.mark.wal.highest(&self.mark.agent).unwrap_or(0);
         let committed = self.mark.lake.highest_committed(&self.mark.agent).await?;

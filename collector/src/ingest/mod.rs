@@ -1,7 +1,8 @@
 //! The `Ingest` service: takes agents' batches and answers each with exactly one [`Ack`].
 //!
 //! Invariants:
-//! - STORED and DUPLICATE are only said of batches that are durable, in the log or in a table;
+//! - STORED and DUPLICATE are only said of batches that are durable, in the log or in a table
+//!   ([`Keeper`]);
 //! - a name (agent_id, batch_seq) stands for the same bytes for ever: other bytes under it are
 //!   REJECTED, counted and told at ERROR. Numbers that an agent leaves out are counted;
 //! - a batch is stored at most once: of one agent one batch is handled at a time, and only a
@@ -15,6 +16,7 @@
 pub mod check;
 pub mod marks;
 pub mod placing;
+pub mod promise;
 pub mod wal;
 
 use std::collections::HashMap;
@@ -31,6 +33,7 @@ use vramscope_wire::Table;
 use vramscope_wire::proto::ingest_server::Ingest;
 use vramscope_wire::proto::{Ack, Batch, Outcome};
 
+use crate::lake::committer::direct::Direct;
 use check::{Checked, Reject};
 use marks::{Marks, Verdict};
 use placing::{Clock, Placing};
@@ -77,8 +80,33 @@ pub struct Service {
     shared: Arc<Shared>,
 }
 
+/// What keeps batches, so that they may be acknowledged.
+#[derive(Debug)]
+pub enum Keeper {
+    /// The local log: promise `fsync`.
+    Log(Arc<Wal>),
+    /// The tables themselves: promise `store`.
+    Table(Direct),
+}
+
+impl Keeper {
+    /// Returns when the batch is durable, or says why it cannot be now.
+    async fn store(&self, batch: NewBatch, parquet: Bytes) -> Result<(), String> {
+        match self {
+            Keeper::Log(wal) => {
+                let stored = wal.store(batch, parquet).await;
+                stored.map_err(|error| error.to_string())
+            }
+            Keeper::Table(direct) => {
+                let stored = direct.store(batch, parquet).await;
+                stored.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
 struct Shared {
-    wal: Arc<Wal>,
+    keeper: Keeper,
     marks: Marks,
     counts: Arc<Counts>,
     max_batch_bytes: u64,
@@ -89,10 +117,10 @@ struct Shared {
 }
 
 impl Service {
-    /// A service that stores in `wal`. When `stopping` turns true, streams end after the batch
+    /// A service that stores with `keeper`. When `stopping` turns true, streams end after the batch
     /// in hand.
     pub fn new(
-        wal: Arc<Wal>,
+        keeper: Keeper,
         marks: Marks,
         counts: Arc<Counts>,
         limits: Limits,
@@ -102,7 +130,7 @@ impl Service {
         let checks = Semaphore::new(processors);
         Service {
             shared: Arc::new(Shared {
-                wal,
+                keeper,
                 marks,
                 counts,
                 max_batch_bytes: limits.max_batch_bytes,
@@ -279,7 +307,7 @@ impl Shared {
                 "numbers are missing before a batch"
             );
         }
-        match self.wal.store(new, parquet).await {
+        match self.keeper.store(new, parquet).await {
             Ok(()) => {
                 mark.raise(seq, batch.crc32);
                 let counts = &self.counts;
@@ -291,7 +319,7 @@ impl Shared {
                     .fetch_add(checked.misdated, Ordering::Relaxed);
                 Answer::Stored
             }
-            Err(error) => Answer::Retry(error.to_string()),
+            Err(reason) => Answer::Retry(reason),
         }
     }
 

@@ -14,13 +14,14 @@
 pub mod append;
 pub mod committer;
 pub mod layout;
+mod marks;
 pub mod rows;
 pub mod store;
 pub mod upkeep;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
@@ -30,6 +31,7 @@ use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
 use url::Url;
 use vramscope_wire::Table;
 
+use marks::Marks;
 use store::DurableStore;
 
 /// What can go wrong with a table.
@@ -92,9 +94,8 @@ pub struct Lake {
     /// Who commits to a table holds its turn, so that commits of one process do not run into each
     /// other. Commits of other processes are met as Delta does: by trying again.
     turns: BTreeMap<Table, tokio::sync::Mutex<()>>,
-    /// Transactions that were looked up or committed: a look-up reads the table's log, and a
-    /// commit needs one for each of its agents. Only this process writes them.
-    marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
+    /// Of each table, how far agents and logs go in it.
+    marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
 }
 
 impl Lake {
@@ -125,13 +126,15 @@ impl Lake {
     }
 
     fn of(tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
+        let of_each = || tables.keys().copied();
         Lake {
-            turns: tables
-                .keys()
-                .map(|table| (*table, tokio::sync::Mutex::default()))
+            turns: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
+            marks: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
                 .collect(),
             tables,
-            marks: Mutex::default(),
         }
     }
 
@@ -174,40 +177,20 @@ impl Lake {
         }
     }
 
-    /// The highest `batch_seq` of an agent in one table, 0 if there is none.
-    pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
-        let key = (table, Arc::from(agent));
-        if let Some(known) = self.marks().get(&key) {
-            return Ok(*known);
+    /// How far a name goes in one table, 0 if it does not: of an agent its highest `batch_seq`
+    /// there. Of the table's state that [`Lake::table`] gives.
+    pub async fn committed(&self, table: Table, name: &str) -> Result<u64, LakeError> {
+        // Every open table has them.
+        let mut marks = self.marks[&table].lock().await;
+        let version = self.tables[&table]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .version();
+        if !marks.knows(version) {
+            let state = self.table(table);
+            marks.catch_up(&state).await.map_err(delta_error(table))?;
         }
-        let found = transaction(&self.table(table), agent)
-            .await
-            .map_err(delta_error(table))?;
-        // A commit may have raised it meanwhile.
-        let mut marks = self.marks();
-        let mark = marks.entry(key).or_insert(found);
-        *mark = found.max(*mark);
-        Ok(*mark)
-    }
-
-    /// Takes over what a commit left: the table's new state and the agents' new marks.
-    fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
-        self.set(table, state);
-        self.marks().extend(
-            highest
-                .into_iter()
-                .map(|(agent, seq)| ((table, agent), seq)),
-        );
-    }
-
-    /// Takes over a state that was read anew, with whatever marks it holds.
-    fn reloaded(&self, table: Table, state: DeltaTable) {
-        self.set(table, state);
-        self.marks().retain(|(of, _), _| *of != table);
-    }
-
-    fn marks(&self) -> MutexGuard<'_, HashMap<(Table, Arc<str>), u64>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(marks.get(name))
     }
 
     /// The highest `batch_seq` of an agent in any table, 0 if there is none.

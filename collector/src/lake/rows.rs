@@ -1,11 +1,17 @@
-//! How rows lie in the lake: partition columns and sort order.
+//! Rows on their way into the lake: partition columns and sort order.
 //!
 //! Sorted files are smaller and let readers skip: one process's events of an hour lie together.
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::array::{ArrayRef, AsArray, Date32Array, Int32Array, RecordBatch};
+use arrow::compute::{SortColumn, concat_batches, lexsort_to_indices, take_record_batch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimestampMicrosecondType};
+use arrow::error::ArrowError;
 use vramscope_wire::Table;
+
+const HOUR_US: i64 = 3_600_000_000;
+const DAY_HOURS: i64 = 24;
 
 /// Columns that partition a table; both come from `ts`, in UTC, or where that is not believed from
 /// the arrival of the batch ([`placing`](crate::ingest::placing)).
@@ -46,6 +52,57 @@ pub fn sort_columns(table: Table) -> &'static [&'static str] {
         Table::QueryLog => &["ts"],
         Table::Batches => &["agent_id", "batch_seq"],
     }
+}
+
+/// Merges batches of one table into one, sorted, with the partition columns.
+pub fn merge(table: Table, batches: &[RecordBatch]) -> Result<RecordBatch, ArrowError> {
+    let merged = concat_batches(&table.schema(), batches)?;
+    let sorted = sort(table, &merged)?;
+    with_partitions(table, sorted)
+}
+
+fn sort(table: Table, rows: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let columns = sort_columns(table)
+        .iter()
+        .map(|name| {
+            Ok(SortColumn {
+                values: Arc::clone(column(rows, name)?),
+                options: None,
+            })
+        })
+        .collect::<Result<Vec<_>, ArrowError>>()?;
+    let order = lexsort_to_indices(&columns, None)?;
+    take_record_batch(rows, &order)
+}
+
+fn with_partitions(table: Table, rows: RecordBatch) -> Result<RecordBatch, ArrowError> {
+    if !table.partitioned_by_time() {
+        return Ok(rows);
+    }
+    let ts = column(&rows, "ts")?
+        .as_primitive_opt::<TimestampMicrosecondType>()
+        .ok_or_else(|| {
+            ArrowError::SchemaError("ts is not a timestamp in microseconds".to_string())
+        })?;
+    // `ingest` lets in the years 1970 to 9999 only, so the day fits and no rounding goes down.
+    let hours = ts.values().iter().map(|ts| ts.div_euclid(HOUR_US));
+    let (dates, hours): (Vec<i32>, Vec<i32>) = hours
+        .map(|hour| {
+            (
+                (hour.div_euclid(DAY_HOURS)) as i32,
+                hour.rem_euclid(DAY_HOURS) as i32,
+            )
+        })
+        .unzip();
+    let mut columns: Vec<ArrayRef> = rows.columns().to_vec();
+    columns.push(Arc::new(Date32Array::from(dates)));
+    columns.push(Arc::new(Int32Array::from(hours)));
+    RecordBatch::try_new(lake_schema(table), columns)
+}
+
+fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
+    rows.column_by_name(name)
+        .ok_or_else(|| ArrowError::SchemaError(format!("column {name:?} is missing")))
 }
 
 #[cfg(test)]

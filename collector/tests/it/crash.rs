@@ -347,6 +347,50 @@ async fn a_log_of_an_earlier_version_is_taken_in() {
     );
 }
 
+/// An agent goes to another collector on the same lake while the first one is down with batches in
+/// its log. When it comes back, the agent's mark in the table is beyond them: what was acknowledged
+/// is committed all the same, and what both have, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_comes_back_late_loses_and_doubles_nothing() {
+    let data = tempfile::tempdir().unwrap();
+    let log = data.path().join("_wal");
+    let saved = data.path().join("saved");
+    let sent: Vec<_> = (5..=8)
+        .map(|seq| made(Table::AllocEvents, "agent-a", seq, 10))
+        .collect();
+    let batch = |seq: usize| sent[seq - 5].0.clone();
+    let first = Collector::start(data.path(), NEVER);
+    let acks = push(&first.address, vec![batch(5), batch(7)]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Stored; 2]);
+    first.kill();
+    std::fs::rename(&log, &saved).unwrap();
+    // The acknowledgement of 7 got lost.
+    let second = Collector::start(data.path(), FAST);
+    let acks = push(&second.address, vec![batch(6), batch(7)]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Stored; 2]);
+    assert!(second.stop().success());
+    std::fs::remove_dir_all(&log).unwrap();
+    std::fs::rename(&saved, &log).unwrap();
+
+    let first = Collector::start(data.path(), FAST);
+    let acks = push(&first.address, vec![batch(7), batch(8)]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Duplicate, Outcome::Stored]);
+    wait_for_rows(&first.address, Table::AllocEvents, 40).await;
+    wait_for_ledger(&first.address, 4).await;
+    let rows: Vec<RecordBatch> = sent.iter().map(|(_, rows)| rows.clone()).collect();
+    assert_eq!(
+        stored(&first.address, Table::AllocEvents).await,
+        lines(&rows)
+    );
+    let batches = sent.iter().map(|(batch, _)| batch);
+    assert_eq!(ledger(&first.address).await, as_in_ledger(batches));
+    // And a restart changes nothing.
+    assert!(first.stop().success());
+    let first = Collector::start(data.path(), FAST);
+    assert_eq!(count(&first.address, Table::AllocEvents).await, 40);
+    assert_eq!(count(&first.address, Table::Batches).await, 4);
+}
+
 /// More than a hundred commits: the table's log is checkpointed, and opens as before.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_commits_are_checkpointed() {

@@ -575,3 +575,73 @@ impl Drop for SmallDisk {
             .status();
     }
 }
+
+/// The other promise: what is acknowledged is in the table already, with its line in the ledger,
+/// and there is no log to lose.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_promise_store_what_is_acknowledged_is_in_the_table() {
+    let data = tempfile::tempdir().unwrap();
+    let flags = [NEVER, &["--promise", "store"]].concat();
+    let collector = Collector::start(data.path(), &flags);
+    let agents = ["agent-a", "agent-b", "agent-c"];
+    let sent: Vec<Vec<_>> = agents
+        .iter()
+        .map(|agent| {
+            vec![
+                made(Table::AllocEvents, agent, 1, 8),
+                made(Table::Stacks, agent, 2, 3),
+                made(Table::AllocEvents, agent, 3, 8),
+            ]
+        })
+        .collect();
+    let batches = |index: usize| -> Vec<Batch> {
+        let of_agent: &Vec<_> = &sent[index];
+        of_agent.iter().map(|(batch, _)| batch.clone()).collect()
+    };
+    let streams = (0..3).map(|index| push(&collector.address, batches(index)));
+    for acks in futures::future::join_all(streams).await {
+        assert_eq!(outcomes(&acks), [Outcome::Stored; 3]);
+    }
+    // Nobody waits for a commit.
+    let of_table = |table: &str| -> Vec<arrow::array::RecordBatch> {
+        let all = sent.iter().flatten();
+        let of = all.filter(|(batch, _)| batch.table == table);
+        of.map(|(_, rows)| rows.clone()).collect()
+    };
+    assert_eq!(
+        stored(&collector.address, Table::AllocEvents).await,
+        lines(&of_table("alloc_events"))
+    );
+    assert_eq!(
+        stored(&collector.address, Table::Stacks).await,
+        lines(&of_table("stacks"))
+    );
+    let all: Vec<Batch> = (0..3).flat_map(batches).collect();
+    assert_eq!(ledger(&collector.address).await, as_in_ledger(&all));
+    assert!(log_files(data.path()).is_empty());
+    let again = push(&collector.address, batches(1)).await;
+    assert_eq!(outcomes(&again), [Outcome::Duplicate; 3]);
+    collector.kill();
+
+    // A stop between the rows and their lines: the entry of the ledger is taken away.
+    let entries = data.path().join("batches/_delta_log");
+    let mut lines_written: Vec<_> = std::fs::read_dir(&entries)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect();
+    lines_written.sort();
+    std::fs::remove_file(lines_written.last().unwrap()).unwrap();
+    let collector = Collector::start(data.path(), &flags);
+    assert_eq!(ledger(&collector.address).await, as_in_ledger(&all));
+    let again = push(&collector.address, batches(2)).await;
+    assert_eq!(outcomes(&again), [Outcome::Duplicate; 3]);
+    assert_eq!(count(&collector.address, Table::AllocEvents).await, 48);
+    // The other way of keeping goes on with the same lake.
+    collector.kill();
+    let collector = Collector::start(data.path(), FAST);
+    let next = made(Table::AllocEvents, "agent-a", 4, 8).0;
+    let acks = push(&collector.address, vec![batches(0)[2].clone(), next]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Duplicate, Outcome::Stored]);
+    wait_for_rows(&collector.address, Table::AllocEvents, 56).await;
+}

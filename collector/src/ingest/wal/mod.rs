@@ -49,8 +49,9 @@
 //! - of one agent, batches are stored in ascending `batch_seq`, one at a time (the caller holds
 //!   the agent's lock), and in ascending record numbers; for each table, records are committed in
 //!   ascending order;
-//! - a record goes away only after its rows are durable in the table and its line in `batches` is,
-//!   or, damaged, after a copy lies in `_wal/damaged/`;
+//! - a record goes away only after its rows are durable in the table and its line in `batches` is.
+//!   One that is not to be committed from here (damaged, with a copy in `_wal/damaged/`, or
+//!   committed by another collector) is overwritten with a void first;
 //! - the one record of a (agent, batch_seq) that counts is the last: an earlier one is of a group
 //!   that was refused, and was sent again.
 //!
@@ -120,6 +121,9 @@ pub struct Entry {
     /// Size of the file.
     pub bytes: u64,
     segment: u64,
+    /// Where its record begins.
+    start: u64,
+    /// Where its payload begins.
     offset: u64,
 }
 
@@ -355,8 +359,22 @@ impl Wal {
         // What the disk gives up cannot be copied; an empty file still tells and counts.
         let bytes = self.read(entry).unwrap_or_default();
         let aside = segment::set_aside(&self.shared.root, &name, &bytes)?;
-        self.finish(std::slice::from_ref(entry));
+        self.void(std::slice::from_ref(entry))?;
         Ok(aside)
+    }
+
+    /// Lets go of batches that will not be committed from here: a restart must not take them for
+    /// committed because later ones are.
+    pub fn void(&self, entries: &[Entry]) -> io::Result<()> {
+        for entry in entries {
+            let file = self.shared.lock().file(entry.segment);
+            if let Some(file) = file {
+                segment::blank(&file, &(entry.start..entry.offset + entry.bytes))?;
+                file.sync_data()?;
+            }
+        }
+        self.finish(entries);
+        Ok(())
     }
 
     /// Ends the writer and, if nothing waits, deletes every segment. For the end of the process.

@@ -191,9 +191,10 @@ fn scan(file: &File, number: u64, synced_when_closed: Option<u64>) -> io::Result
                     batch: head.batch,
                     bytes,
                     segment: number,
+                    start: at,
                     offset,
                 };
-                found.push((at, entry));
+                found.push(entry);
                 at = offset + bytes;
             }
             Some(Record::Void { end }) => at = end,
@@ -215,7 +216,7 @@ fn scan(file: &File, number: u64, synced_when_closed: Option<u64>) -> io::Result
             scan.torn.push(hole);
         }
     }
-    for (start, entry) in found {
+    for entry in found {
         if entry.offset + entry.bytes <= synced {
             // Acknowledged. Whether its bytes are still good is seen when they are committed.
             scan.entries.push(entry);
@@ -226,7 +227,7 @@ fn scan(file: &File, number: u64, synced_when_closed: Option<u64>) -> io::Result
         {
             scan.entries.push(entry);
         } else {
-            scan.torn.push(start..entry.offset + entry.bytes);
+            scan.torn.push(entry.start..entry.offset + entry.bytes);
         }
     }
     scan.torn.sort_by_key(|hole| hole.start);
@@ -353,7 +354,7 @@ fn mend(root: &Path, path: &Path, file: &File, scan: &Scan) -> io::Result<()> {
 }
 
 /// Overwrites damage with a void record, so that the next start reads over it.
-fn blank(file: &File, hole: &std::ops::Range<u64>) -> io::Result<()> {
+pub(super) fn blank(file: &File, hole: &std::ops::Range<u64>) -> io::Result<()> {
     let len = hole.end - hole.start;
     if len < FIXED as u64 {
         // Between two sound records lies at least a whole fixed part; shorter than that is an end.

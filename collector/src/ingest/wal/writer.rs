@@ -195,6 +195,7 @@ impl Writer {
                 synced: current.synced,
                 batch: job.batch.clone(),
             };
+            let start = written + buffer.len() as u64;
             head.write(bytes, &mut buffer);
             let offset = written + buffer.len() as u64;
             buffer.extend_from_slice(&job.parquet);
@@ -203,6 +204,7 @@ impl Writer {
                 batch: head.batch,
                 bytes,
                 segment: current.number,
+                start,
                 offset,
             });
             if buffer.len() >= WRITE_BYTES {

@@ -5,8 +5,8 @@
 //! one table's batches are there: a restart between the two commits writes exactly those that are
 //! missing. `fsck` compares the lines with the rows.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::{
     ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
@@ -15,53 +15,124 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
 use arrow::error::ArrowError;
 use deltalake::{DeltaTable, DeltaTableError};
+use serde::{Deserialize, Serialize};
 use vramscope_wire::Table;
 
 use super::super::{Lake, LakeError};
-use super::exact::Files;
+use super::commit::Marks;
+use super::files::Files;
 use super::load::Unsorted;
 use super::{checkpoint_if_due, commit, ledger_transaction, recover};
 use crate::ingest::placing::{HOUR_US, Placing};
-use crate::ingest::wal::{Entry, Wal};
+use crate::ingest::wal::{NewBatch, Wal};
+use crate::metrics::METRICS;
 
-/// How an acknowledgement was kept.
-pub(super) const FSYNC: &str = "fsync";
+/// A line before it is written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Line {
+    /// By which the transaction of the line's table knows it.
+    pub number: u64,
+    agent: String,
+    seq: u64,
+    host: Option<String>,
+    table: String,
+    rows: u64,
+    bytes: u64,
+    crc32: u32,
+    arrived_us: i64,
+    times: Option<(i64, i64)>,
+    misdated: u64,
+}
 
-/// Writes the lines of all batches whose rows are committed, and lets the log go of them.
+impl Line {
+    pub(super) fn of(batch: &NewBatch, number: u64, bytes: u64) -> Line {
+        Line {
+            number,
+            agent: batch.agent.to_string(),
+            seq: batch.seq,
+            host: batch.host.as_deref().map(str::to_string),
+            table: batch.table.name().to_string(),
+            rows: batch.rows,
+            bytes,
+            crc32: batch.crc32,
+            arrived_us: batch.placing.arrived_us,
+            times: batch.times,
+            misdated: batch.misdated,
+        }
+    }
+
+    /// Whether it is a batch's.
+    pub(super) fn is_of(&self, batch: &NewBatch) -> bool {
+        self.agent == *batch.agent && self.seq == batch.seq
+    }
+
+    pub(super) fn table(&self) -> &str {
+        &self.table
+    }
+}
+
+/// How acknowledgements were kept, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keeper<'a> {
+    pub promise: &'static str,
+    pub collector: &'a str,
+    /// The transaction that tells up to which number the lines of a table are there.
+    pub transaction: fn(&str, &str) -> String,
+}
+
+/// Writes the lines of all batches of the log whose rows are committed, and lets the log go of them.
 pub(super) async fn write(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
     let entries = wal.unledgered();
     if entries.is_empty() {
         return Ok(());
     }
-    let failed = |source| LakeError::Arrow {
-        table: Table::Batches.name(),
-        source,
+    let lines: Vec<Line> = entries
+        .iter()
+        .map(|entry| Line::of(&entry.batch, entry.number, entry.bytes))
+        .collect();
+    let keeper = Keeper {
+        promise: "fsync",
+        collector: wal.id(),
+        transaction: ledger_transaction,
     };
-    let rows = sorted_lines(&entries, FSYNC, wal.id()).map_err(failed)?;
-    let mut marks: HashMap<Arc<str>, u64> = HashMap::new();
-    for entry in &entries {
-        let name = Arc::from(ledger_transaction(wal.id(), entry.batch.table));
-        let mark = marks.entry(name).or_default();
-        *mark = entry.number.max(*mark);
-    }
-    match commit::commit(lake, Table::Batches, rows.chunks(), marks).await {
-        Ok(version) => {
+    match commit_lines(lake, &lines, keeper).await {
+        Ok(()) => {
             wal.finish(&entries);
-            checkpoint_if_due(lake, Table::Batches, version).await;
             Ok(())
         }
         Err(error) => {
-            recover::reload(wal, lake, Table::Batches).await?;
+            recover::reload(lake, Table::Batches).await?;
+            recover::sort_out_all(wal, lake).await?;
             Err(error)
         }
     }
 }
 
-fn sorted_lines(
-    entries: &[Entry],
-    promise: &str,
-    collector: &str,
-) -> Result<super::load::Sorted, ArrowError> {
+/// Writes lines, with the transactions that tell so.
+pub(super) async fn commit_lines(
+    lake: &Lake,
+    lines: &[Line],
+    keeper: Keeper<'_>,
+) -> Result<(), LakeError> {
+    let failed = |source| LakeError::Arrow {
+        table: Table::Batches.name(),
+        source,
+    };
+    let rows = sorted(lines, keeper).map_err(failed)?;
+    let name = |line: &Line| (keeper.transaction)(keeper.collector, &line.table);
+    let names: Vec<Arc<str>> = lines.iter().map(|line| name(line).into()).collect();
+    let mut marks = Marks::of(lake, Table::Batches, &names).await?;
+    for (line, name) in lines.iter().zip(&names) {
+        marks.raise(name, line.number);
+    }
+    let began = Instant::now();
+    let version = commit::commit(lake, Table::Batches, rows.chunks(), &marks, None).await?;
+    METRICS.committed(Table::Batches, lines.len() as u64, began.elapsed());
+    checkpoint_if_due(lake, Table::Batches, version).await;
+    Ok(())
+}
+
+fn sorted(lines: &[Line], keeper: Keeper<'_>) -> Result<super::load::Sorted, ArrowError> {
     // The collector's own clock is believed.
     let placing = Placing {
         arrived_us: 0,
@@ -69,38 +140,38 @@ fn sorted_lines(
         latest_us: i64::MAX,
     };
     let mut rows = Unsorted::new(Table::Batches)?;
-    rows.push(lines(entries, promise, collector)?, &placing)?;
+    rows.push(columns(lines, keeper)?, &placing)?;
     Ok(rows.sort())
 }
 
-fn lines(entries: &[Entry], promise: &str, collector: &str) -> Result<RecordBatch, ArrowError> {
+fn columns(lines: &[Line], keeper: Keeper<'_>) -> Result<RecordBatch, ArrowError> {
     // Counts come from files of at most 1 GiB, numbers are checked at the door: they fit.
-    let numbers = |of: fn(&Entry) -> u64| -> ArrayRef {
-        let values = entries.iter().map(|entry| of(entry) as i64);
+    let numbers = |of: fn(&Line) -> u64| -> ArrayRef {
+        let values = lines.iter().map(|line| of(line) as i64);
         Arc::new(Int64Array::from_iter_values(values))
     };
-    let texts = |of: fn(&Entry) -> Option<&str>| -> ArrayRef {
-        Arc::new(StringArray::from_iter(entries.iter().map(of)))
+    let texts = |of: fn(&Line) -> Option<&str>| -> ArrayRef {
+        Arc::new(StringArray::from_iter(lines.iter().map(of)))
     };
-    let times = |of: fn(&Entry) -> Option<i64>| -> ArrayRef {
-        let values = TimestampMicrosecondArray::from_iter(entries.iter().map(of));
+    let times = |of: fn(&Line) -> Option<i64>| -> ArrayRef {
+        let values = TimestampMicrosecondArray::from_iter(lines.iter().map(of));
         Arc::new(values.with_timezone("UTC"))
     };
-    let all = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text; entries.len()])) };
+    let all = |text: &str| -> ArrayRef { Arc::new(StringArray::from(vec![text; lines.len()])) };
     let columns = vec![
-        times(|entry| Some(entry.batch.placing.arrived_us)),
-        texts(|entry| Some(&entry.batch.agent)),
-        numbers(|entry| entry.batch.seq),
-        texts(|entry| entry.batch.host.as_deref()),
-        texts(|entry| Some(entry.batch.table.name())),
-        numbers(|entry| entry.batch.rows),
-        numbers(|entry| entry.bytes),
-        numbers(|entry| u64::from(entry.batch.crc32)),
-        times(|entry| entry.batch.times.map(|(earliest, _)| earliest)),
-        times(|entry| entry.batch.times.map(|(_, latest)| latest)),
-        numbers(|entry| entry.batch.misdated),
-        all(promise),
-        all(collector),
+        times(|line| Some(line.arrived_us)),
+        texts(|line| Some(&line.agent)),
+        numbers(|line| line.seq),
+        texts(|line| line.host.as_deref()),
+        texts(|line| Some(&line.table)),
+        numbers(|line| line.rows),
+        numbers(|line| line.bytes),
+        numbers(|line| u64::from(line.crc32)),
+        times(|line| line.times.map(|(earliest, _)| earliest)),
+        times(|line| line.times.map(|(_, latest)| latest)),
+        numbers(|line| line.misdated),
+        all(keeper.promise),
+        all(keeper.collector),
     ];
     RecordBatch::try_new(Table::Batches.schema(), columns)
 }

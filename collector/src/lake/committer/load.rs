@@ -12,10 +12,11 @@ use arrow::compute::interleave_record_batch;
 use arrow::datatypes::{DataType, TimestampMicrosecondType};
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
+use bytes::Bytes;
 use vramscope_wire::{Table, parquet_file};
 
 use crate::ingest::placing::Placing;
-use crate::ingest::wal::{Entry, Wal};
+use crate::ingest::wal::{Entry, NewBatch, Wal};
 use crate::lake::rows;
 
 /// Rows that are put in order at a time.
@@ -36,28 +37,49 @@ impl From<ArrowError> for LoadError {
     }
 }
 
-pub(super) struct Loaded {
-    /// Rows of the sound batches.
-    pub rows: Sorted,
-    pub sound: Vec<Entry>,
-    /// With the reason.
-    pub damaged: Vec<(Entry, String)>,
+/// A batch whose rows are to be committed.
+pub(super) trait Source {
+    /// What it is.
+    fn batch(&self) -> &NewBatch;
 }
 
-/// Reads batches of one table.
-pub(super) fn load(wal: &Wal, table: Table, entries: Vec<Entry>) -> Result<Loaded, LoadError> {
+impl Source for Entry {
+    fn batch(&self) -> &NewBatch {
+        &self.batch
+    }
+}
+
+pub(super) struct Loaded<S> {
+    /// Rows of the sound batches.
+    pub rows: Sorted,
+    pub sound: Vec<S>,
+    /// With the reason.
+    pub damaged: Vec<(S, String)>,
+}
+
+/// Decodes batches of one table. Of `read`, the outer error is one that may pass; the inner one is
+/// damage.
+pub(super) fn load<S: Source>(
+    table: Table,
+    sources: Vec<S>,
+    read: impl Fn(&S) -> Result<Result<Bytes, String>, LoadError>,
+) -> Result<Loaded<S>, LoadError> {
     let mut unsorted = Unsorted::new(table)?;
-    let mut sound = Vec::with_capacity(entries.len());
+    let mut sound = Vec::with_capacity(sources.len());
     let mut damaged = Vec::new();
-    for entry in entries {
-        match read(wal, &entry)? {
+    for source in sources {
+        // The rows were decoded once before the batch was acknowledged, so their memory is known.
+        let decoded = read(&source)?.and_then(|bytes| {
+            parquet_file::decode(table, bytes).map_err(|error| error.to_string())
+        });
+        match decoded {
             Ok(pieces) => {
                 for piece in pieces {
-                    unsorted.push(piece, &entry.batch.placing)?;
+                    unsorted.push(piece, &source.batch().placing)?;
                 }
-                sound.push(entry);
+                sound.push(source);
             }
-            Err(reason) => damaged.push((entry, reason)),
+            Err(reason) => damaged.push((source, reason)),
         }
     }
     Ok(Loaded {
@@ -67,8 +89,8 @@ pub(super) fn load(wal: &Wal, table: Table, entries: Vec<Entry>) -> Result<Loade
     })
 }
 
-/// Reads one batch. The outer error is one that may pass; the inner one is damage.
-fn read(wal: &Wal, entry: &Entry) -> Result<Result<Vec<RecordBatch>, String>, LoadError> {
+/// Reads a batch from the log and compares its CRC-32.
+pub(super) fn from_log(wal: &Wal, entry: &Entry) -> Result<Result<Bytes, String>, LoadError> {
     let bytes = match wal.read(entry) {
         Ok(bytes) => bytes,
         // EIO: the disk gave the bytes up. Eof, NotFound: somebody cut or removed the file.
@@ -95,8 +117,7 @@ fn read(wal: &Wal, entry: &Entry) -> Result<Result<Vec<RecordBatch>, String>, Lo
             entry.batch.crc32
         )));
     }
-    // Its rows were read once before it was acknowledged, so their memory is known.
-    Ok(parquet_file::decode(entry.batch.table, bytes).map_err(|error| error.to_string()))
+    Ok(Ok(bytes))
 }
 
 /// Rows as they came, with what they are to be sorted by.

@@ -17,15 +17,16 @@
 //! intake must go on meanwhile.
 
 mod commit;
+pub mod direct;
 mod exact;
+pub(super) mod files;
 mod ledger;
 mod load;
 pub mod recover;
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deltalake::DeltaTable;
 use tokio::sync::{oneshot, watch};
@@ -33,7 +34,9 @@ use vramscope_wire::Table;
 
 use super::{Lake, LakeError};
 use crate::ingest::wal::{Entry, Wal};
+use crate::metrics::METRICS;
 
+use commit::Marks;
 pub use ledger::{Acknowledged, acknowledged};
 
 /// Memory that the rows of one commit may take; sorting adds about a quarter, and the encoded
@@ -50,8 +53,8 @@ pub fn own_transaction(log_id: &str) -> String {
 }
 
 /// The transaction by which `batches` knows the records of a log that went to a table.
-pub fn ledger_transaction(log_id: &str, table: Table) -> String {
-    format!("log:{log_id}:{}", table.name())
+pub fn ledger_transaction(log_id: &str, table: &str) -> String {
+    format!("log:{log_id}:{table}")
 }
 
 /// Starts the committer: it commits at every tick until `stopping` turns true, and once more then.
@@ -109,10 +112,12 @@ async fn run(
 pub async fn commit_all(wal: &Wal, lake: &Lake) {
     for table in Table::FROM_AGENTS {
         if let Err(error) = commit_table(wal, lake, table).await {
+            METRICS.commit_failed(table, &error);
             tracing::error!(table = table.name(), %error, "failed to commit; the batches stay in the log and are tried again");
         }
     }
     if let Err(error) = ledger::write(wal, lake).await {
+        METRICS.commit_failed(Table::Batches, &error);
         tracing::error!(table = Table::Batches.name(), %error, "failed to commit the ledger of batches; they stay in the log and are tried again");
     }
 }
@@ -123,25 +128,33 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
         let Some(last) = entries.last().map(|entry| entry.number) else {
             return Ok(());
         };
-        let entries = exact::without_committed(wal, lake, table, entries).await?;
-        let loaded = load::load(wal, table, entries).map_err(arrow_error(table))?;
+        let own = Arc::from(own_transaction(wal.id()));
+        let agents = entries.iter().map(|entry| &entry.batch.agent);
+        let mut marks = Marks::of(lake, table, agents.chain([&own])).await?;
+        let entries = exact::without_committed(wal, lake, table, entries, &marks).await?;
+        let loaded = load::load(table, entries, |entry| load::from_log(wal, entry))
+            .map_err(load_error(table))?;
         for (entry, reason) in &loaded.damaged {
             set_aside(wal, entry, reason)?;
         }
         if loaded.sound.is_empty() {
             continue;
         }
-        let highest = highest(lake, table, &loaded.sound).await?;
-        let mut marks = highest.clone();
-        marks.insert(Arc::from(own_transaction(wal.id())), last);
+        for Entry { batch, .. } in &loaded.sound {
+            marks.raise(&batch.agent, batch.seq);
+        }
+        marks.raise(&own, last);
         let rows = loaded.rows.len();
-        let version = match commit::commit(lake, table, loaded.rows.chunks(), marks).await {
+        let began = Instant::now();
+        let version = match commit::commit(lake, table, loaded.rows.chunks(), &marks, None).await {
             Ok(version) => version,
             Err(error) => {
-                recover::reload(wal, lake, table).await?;
+                recover::reload(lake, table).await?;
+                recover::sort_out_all(wal, lake).await?;
                 return Err(error);
             }
         };
+        METRICS.committed(table, rows as u64, began.elapsed());
         wal.committed(&loaded.sound);
         tracing::debug!(
             table = table.name(),
@@ -154,25 +167,7 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
     }
 }
 
-/// The agents' transactions of a commit: the highest of its numbers, or of what the table has.
-async fn highest(
-    lake: &Lake,
-    table: Table,
-    entries: &[Entry],
-) -> Result<HashMap<Arc<str>, u64>, LakeError> {
-    let mut highest: HashMap<Arc<str>, u64> = HashMap::new();
-    for entry in entries {
-        let agent = &entry.batch.agent;
-        let known = match highest.get(agent) {
-            Some(known) => *known,
-            None => lake.committed(table, agent).await?,
-        };
-        highest.insert(Arc::clone(agent), known.max(entry.batch.seq));
-    }
-    Ok(highest)
-}
-
-fn arrow_error(table: Table) -> impl FnOnce(load::LoadError) -> LakeError {
+fn load_error(table: Table) -> impl FnOnce(load::LoadError) -> LakeError {
     move |error| match error {
         load::LoadError::Arrow(source) => LakeError::Arrow {
             table: table.name(),

@@ -18,8 +18,7 @@ use crate::ingest::placing::Clock;
 use crate::ingest::wal::legacy::{self, Legacy};
 use crate::ingest::wal::{Entry, NewBatch, Wal};
 
-/// How far back the start reads the ledger, to know the agents without asking every table for
-/// every agent.
+/// How far back the start reads the ledger, for the checksums of what agents may send again.
 const LEDGER_US: i64 = 2 * 3_600_000_000;
 
 /// Batches of an earlier version's log that are taken in at a time.
@@ -30,7 +29,7 @@ const LEGACY_AT_A_TIME: usize = 64;
 pub async fn recover(wal: &Wal, lake: &Lake, clock: &Clock) -> Result<(), LakeError> {
     for table in Table::FROM_AGENTS {
         wal.continue_after(lake.committed(table, &own_transaction(wal.id())).await?);
-        let lines = ledger_transaction(wal.id(), table);
+        let lines = ledger_transaction(wal.id(), table.name());
         wal.continue_after(lake.committed(Table::Batches, &lines).await?);
         let done = sort_out(wal, lake, table).await?;
         if done > 0 {
@@ -44,31 +43,36 @@ pub async fn recover(wal: &Wal, lake: &Lake, clock: &Clock) -> Result<(), LakeEr
     take_in(wal, lake, clock).await
 }
 
-/// Tells the marks what is known of the agents.
+/// Tells the marks the checksums of what agents sent last.
 pub async fn remember(wal: &Wal, lake: &Lake, marks: &Marks) -> Result<(), LakeError> {
     let since = chrono::Utc::now().timestamp_micros() - LEDGER_US;
-    let tell = |known: Acknowledged<'_>| marks.remember(known.agent, known.seq, known.crc32, true);
+    let tell = |known: Acknowledged<'_>| marks.remember(known.agent, known.seq, known.crc32);
     let ledger = lake.table(Table::Batches);
     acknowledged(&ledger, Some(since), tell)
         .await
         .map_err(delta_error(Table::Batches))?;
     for Entry { batch, .. } in wal.waiting().iter().chain(&wal.unledgered()) {
-        marks.remember(&batch.agent, batch.seq, batch.crc32, false);
+        marks.remember(&batch.agent, batch.seq, batch.crc32);
     }
     Ok(())
 }
 
 /// After a failed commit: it may have gone through nonetheless (the failure can come after the
 /// log entry), so look before anything is written again.
-pub(super) async fn reload(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeError> {
+pub(super) async fn reload(lake: &Lake, table: Table) -> Result<(), LakeError> {
     let mut delta = lake.table(table);
     delta.update_state().await.map_err(delta_error(table))?;
-    // What the update saw must be durable before the log lets go of it.
+    // What the update saw must be durable before anybody counts on it.
     if let Ok(dir) = delta.table_url().to_file_path() {
         let log = dir.join("_delta_log");
         crate::folder::sync_dir(&log).map_err(io_error(&log))?;
     }
-    lake.reloaded(table, delta);
+    lake.set(table, delta);
+    Ok(())
+}
+
+/// Compares the log's batches with the transactions.
+pub(super) async fn sort_out_all(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
     for table in Table::FROM_AGENTS {
         sort_out(wal, lake, table).await?;
     }
@@ -85,7 +89,7 @@ async fn sort_out(wal: &Wal, lake: &Lake, table: Table) -> Result<usize, LakeErr
     let mark = lake.committed(table, &own_transaction(wal.id())).await?;
     let committed = of_table(wal.waiting(), mark);
     wal.committed(&committed);
-    let lines = ledger_transaction(wal.id(), table);
+    let lines = ledger_transaction(wal.id(), table.name());
     let mark = lake.committed(Table::Batches, &lines).await?;
     wal.finish(&of_table(wal.unledgered(), mark));
     Ok(committed.len())
