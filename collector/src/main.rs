@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_collector::access::commands;
 use vramscope_collector::config::{self, Config, Keys};
+use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
 
@@ -26,6 +27,7 @@ const EXAMPLES: &str = "Examples:
   vramscope-collector status --data /var/lib/vramscope
   vramscope-collector requests --data /var/lib/vramscope
   vramscope-collector init --dir /etc/vramscope --host collector.example
+  vramscope-collector fsck --data /var/lib/vramscope
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM tetrahedron'";
 
 #[derive(Subcommand)]
@@ -60,6 +62,15 @@ enum Command {
     /// Adds, revokes and lists tokens, for programs
     #[command(after_help = commands::TOKEN_EXAMPLES)]
     Token(commands::Token),
+    /// Merges small files of the tables into large ones; a collector may be running
+    #[command(after_help = upkeep::COMPACT_EXAMPLES)]
+    Compact(upkeep::Compact),
+    /// Deletes files that no table refers to any more; a collector may be running
+    #[command(after_help = upkeep::VACUUM_EXAMPLES)]
+    Vacuum(upkeep::Vacuum),
+    /// Proves that every file is whole and every acknowledged row is there once
+    #[command(after_help = upkeep::FSCK_EXAMPLES)]
+    Fsck(upkeep::Fsck),
 }
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -166,6 +177,11 @@ fn main() -> ExitCode {
         Command::RevokeCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
         Command::User(user) => user.run().map(|()| ExitCode::SUCCESS),
         Command::Token(token) => token.run().map(|()| ExitCode::SUCCESS),
+        Command::Compact(options) => {
+            runtime().and_then(|rt| rt.block_on(upkeep::compact(&options)))
+        }
+        Command::Vacuum(options) => runtime().and_then(|rt| rt.block_on(upkeep::vacuum(&options))),
+        Command::Fsck(options) => runtime().and_then(|rt| rt.block_on(upkeep::fsck(&options))),
     };
     match done {
         Ok(code) => code,

@@ -35,7 +35,7 @@ use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Keeper, Limits, Service};
 use crate::lake::committer::direct::{self, Direct};
 use crate::lake::committer::recover;
-use crate::lake::{Lake, committer};
+use crate::lake::{Lake, committer, upkeep};
 use crate::metrics::health::Health;
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
@@ -98,6 +98,17 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         commits_stopping,
     )
     .context("failed to start the committer's thread")?;
+    // Some seconds of a fleet's rows wait at any time; more says that commits fall behind.
+    let (log, most) = (Arc::clone(&wal), config.wal_limit_bytes / 64);
+    let pressure: upkeep::Pressure = Arc::new(move || log.backlog().bytes > most);
+    let upkeep_counts = Arc::new(upkeep::Counts::default());
+    let upkeep = upkeep::run(
+        Arc::clone(&lake),
+        config.upkeep.clone(),
+        Arc::clone(&upkeep_counts),
+        upkeep::Pace::new(intake_stopping.clone(), pressure),
+    )
+    .context("failed to start the upkeep's thread")?;
     let queries = Pool::new().context("failed to start the query threads")?;
     let (query_log, log_writer) = query::log::new();
     let folder = open_for_queries(&data, config).await?;
@@ -205,6 +216,13 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     stop_commits.send_replace(true);
     query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
+    // It pauses every few milliseconds; a commit in hand is waited for.
+    if tokio::task::spawn_blocking(move || upkeep.join())
+        .await
+        .is_err()
+    {
+        tracing::warn!("the upkeep's thread died");
+    }
     log_counts(&counts);
     match served {
         Some(ended) => ended

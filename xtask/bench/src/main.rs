@@ -3,6 +3,7 @@
 
 mod churn;
 mod empty;
+mod lake;
 mod leaks;
 mod library;
 mod parquet_bytes;
@@ -48,6 +49,8 @@ enum Part {
     LeakHosts(leaks::Hosts),
     /// Write many events and the roll-up of them as tables.
     LeakEvents(leaks::events::Events),
+    /// Write a day of a fleet as a lake, for questions to be asked of.
+    QueryLake(lake::Lake),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Part::Simulate(options) => simulate::run(&options),
         Part::LeakHosts(options) => leaks::hosts(&options),
         Part::LeakEvents(options) => leaks::events::events(&options),
+        Part::QueryLake(options) => lake::write(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

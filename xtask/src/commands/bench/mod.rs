@@ -14,6 +14,7 @@ mod leaks;
 mod parquet;
 mod probes;
 mod python;
+mod query;
 mod simulate;
 mod stacks;
 
@@ -43,9 +44,12 @@ use crate::project::Project;
                                      simulated hosts; an hour or so; needs vramscope in release
   cargo xtask bench leaks --runs 25 --seeds tuning --vramscope target/debug/vramscope
   cargo xtask bench leak-query       leak_by_stack over 50 million events, and DuckDB beside it
+  cargo xtask bench query --check    ten questions over a lake of 100 million events, and DuckDB
+                                     beside it; 4 GB of disk, some ten minutes
+  cargo xtask bench query --rows 5000000 --vramscope target/release/vramscope
   cargo xtask bench                  all of them
 
-All but import, leaks and leak-query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import, leaks, leak-query and query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -67,10 +71,13 @@ pub struct Bench {
     /// leak-query: events in the tables
     #[arg(long, value_name = "N", default_value_t = 50_000_000)]
     events: usize,
-    /// leaks, leak-query: simulate with this `vramscope-bench` instead of one built in release
+    /// query: events in the lake
+    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+    rows: usize,
+    /// leaks, leak-query, query: simulate with this `vramscope-bench` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope_bench: Option<PathBuf>,
-    /// import, leaks, leak-query: measure this `vramscope` instead of one built in release
+    /// import, leaks, leak-query, query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
 }
@@ -96,12 +103,17 @@ pub enum Name {
     Leaks,
     /// What the question for leaks costs over many events, against DuckDB.
     LeakQuery,
+    /// What the questions cost that people start from, against DuckDB.
+    Query,
 }
 
 impl Name {
     /// Whether it runs the agent on this machine.
     fn traces(self) -> bool {
-        !matches!(self, Name::Import | Name::Leaks | Name::LeakQuery)
+        !matches!(
+            self,
+            Name::Import | Name::Leaks | Name::LeakQuery | Name::Query
+        )
     }
 }
 
@@ -191,6 +203,7 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             }
             Name::Leaks => ("leaks", leaks::measure(project, options)?),
             Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
+            Name::Query => ("query", query::measure(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
