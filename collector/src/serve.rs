@@ -4,6 +4,7 @@
 //! Stop: agents' streams end after the batch in hand, queries get a moment, then what is in
 //! the log is committed.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,8 +23,10 @@ use vramscope_wire::proto::ingest_server::IngestServer;
 use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
+use crate::access::Access;
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
+use crate::doors::postgres;
 use crate::folder::Lock;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
@@ -52,6 +55,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let address = listener
         .local_addr()
         .context("failed to read the port listened on")?;
+    let postgres = match config.postgres_listen.address() {
+        Some(wanted) => Some(listen_for_postgres(wanted).await?),
+        None => None,
+    };
 
     let wal = Wal::open(&data, config.wal_limit_bytes)
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
@@ -79,6 +86,21 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.query_log_interval,
         stop_commits.subscribe(),
     ));
+    let postgres_address = postgres.as_ref().map(|(_, address)| *address);
+    let postgres = postgres.map(|(listener, _)| {
+        let bounds = postgres::Bounds {
+            connections: config.postgres_max_connections,
+            idle: config.postgres_idle_timeout,
+        };
+        let stopping = intake_stopping.clone();
+        tokio::spawn(postgres::serve(
+            listener,
+            gate.clone(),
+            Access::none(),
+            bounds,
+            stopping,
+        ))
+    });
     let counts = Arc::new(Counts::default());
     let ingest = Service::new(
         wal,
@@ -107,7 +129,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
             let _ = server_stopping.wait_for(|stopping| *stopping).await;
         });
     let mut server = tokio::spawn(server);
-    announce(address)?;
+    announce(&format!("listening on {address}"))?;
+    if let Some(address) = postgres_address {
+        announce(&format!("postgresql on {address}"))?;
+    }
 
     let served = tokio::select! {
         _ = interrupt.recv() => None,
@@ -121,6 +146,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         None => tokio::time::timeout(GRACE, &mut server).await.ok(),
     };
     server.abort();
+    if let Some(mut postgres) = postgres {
+        let _ = tokio::time::timeout(GRACE, &mut postgres).await;
+        postgres.abort();
+    }
     stop_commits.send_replace(true);
     query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
@@ -160,11 +189,25 @@ async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder
     Ok(Folder::open(data, options).await?)
 }
 
-/// The line that whoever started the process waits for.
-fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
+/// The PostgreSQL door's port.
+async fn listen_for_postgres(wanted: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(wanted).await.with_context(|| {
+        format!(
+            "failed to listen on {wanted} for PostgreSQL clients; set postgres_listen to another \
+             address, or to \"off\""
+        )
+    })?;
+    let address = listener
+        .local_addr()
+        .context("failed to read the port listened on")?;
+    Ok((listener, address))
+}
+
+/// A line that whoever started the process waits for.
+fn announce(line: &str) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
-    writeln!(out, "listening on {address}")
+    writeln!(out, "{line}")
         .and_then(|()| out.flush())
         .context("failed to write to standard output")
 }

@@ -4,6 +4,7 @@
 mod cli;
 mod crash;
 mod ingest;
+mod postgres;
 mod query;
 mod requests;
 mod support;

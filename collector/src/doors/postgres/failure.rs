@@ -2,11 +2,14 @@
 //!
 //! The codes are those of PostgreSQL's documentation, appendix "PostgreSQL Error Codes".
 
+use arrow::error::ArrowError;
 use datafusion::common::SchemaError;
 use datafusion::error::DataFusionError;
 use pgwire::error::{ErrorInfo, PgWireError};
 use pgwire::messages::response::{ErrorResponse, NoticeResponse};
 use vramscope_queries::Error;
+
+use crate::query::failure::Class;
 
 /// Text that is sent at most, in bytes. Clients take messages of 30,000.
 const MAX_TEXT: usize = 8 << 10;
@@ -124,89 +127,67 @@ fn cut(text: String) -> String {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
+        if let Error::Query(inner) = &error
+            && let DataFusionError::External(inner) = inner.find_root()
+            && let Some(failure) = inner.downcast_ref::<Failure>()
+        {
+            return failure.clone();
+        }
         let text = error.to_string().replace("vramscope.public.", "");
-        if error.is_too_many_rows() {
-            return Failure::error("54000", text);
-        }
-        match error {
-            Error::Query(DataFusionError::External(inner)) if inner.is::<Failure>() => {
-                // It was seen to be one.
-                inner.downcast::<Failure>().map_or_else(
-                    |_| Failure::error("XX000", text),
-                    |failure| *failure,
-                )
+        let class = Class::of(&error);
+        match (class, error.own()) {
+            (Class::Time, _) => {
+                Failure::error("57014", "canceling statement due to statement timeout").detail(text)
             }
-            Error::TimedOut(_) => timed_out(text),
-            Error::NotAQuery(what) => Failure::read_only(&what),
-            Error::StatementCount(_) => Failure::error("42601", text),
-            Error::Damaged(_) => Failure::error("XX001", text),
-            Error::Query(error) => from_engine(&error, text),
-            _ => {
+            (Class::Cancelled, _) => {
+                Failure::error("57014", "canceling statement due to user request")
+            }
+            (_, Error::NotAQuery(what)) => Failure::read_only(what),
+            (_, Error::Damaged(_)) => Failure::error("XX001", text),
+            (Class::Semantics | Class::Value | Class::NoColumn, Error::Query(inner)) => {
+                Failure::error(finer(inner.find_root()).unwrap_or(class.sqlstate()), text)
+            }
+            (Class::Internal, _) => {
                 tracing::warn!("a query failed: {text}");
-                Failure::error("XX000", text)
+                Failure::error(class.sqlstate(), text)
             }
+            _ => Failure::error(class.sqlstate(), text),
         }
     }
 }
 
-fn timed_out(text: String) -> Failure {
-    Failure::error("57014", "canceling statement due to statement timeout").detail(text)
-}
-
-fn from_engine(error: &DataFusionError, text: String) -> Failure {
-    let code = match error.find_root() {
-        DataFusionError::SQL(..) => "42601",
+/// Codes that clients tell apart and other doors do not.
+fn finer(error: &DataFusionError) -> Option<&'static str> {
+    match error {
+        DataFusionError::NotImplemented(_) => Some("0A000"),
         DataFusionError::SchemaError(error, _) => match error.as_ref() {
-            SchemaError::FieldNotFound { .. } => "42703",
-            SchemaError::AmbiguousReference { .. } => "42702",
+            SchemaError::AmbiguousReference { .. } => Some("42702"),
             SchemaError::DuplicateQualifiedField { .. }
-            | SchemaError::DuplicateUnqualifiedField { .. } => "42701",
+            | SchemaError::DuplicateUnqualifiedField { .. } => Some("42701"),
+            SchemaError::FieldNotFound { .. } => None,
         },
-        DataFusionError::ResourcesExhausted(_) => "53200",
-        DataFusionError::NotImplemented(_) => "0A000",
-        DataFusionError::Plan(plan) => of_plan(plan),
+        DataFusionError::Plan(text) => of_plan(text),
         DataFusionError::ArrowError(error, _) => match error.as_ref() {
-            arrow::error::ArrowError::DivideByZero => "22012",
-            arrow::error::ArrowError::ArithmeticOverflow(_) => "22003",
-            arrow::error::ArrowError::CastError(_) | arrow::error::ArrowError::ParseError(_) => {
-                "22P02"
-            }
-            _ => "XX000",
+            ArrowError::DivideByZero => Some("22012"),
+            ArrowError::ArithmeticOverflow(_) => Some("22003"),
+            ArrowError::CastError(_) | ArrowError::ParseError(_) => Some("22P02"),
+            _ => None,
         },
-        DataFusionError::Execution(_) => "22000",
-        DataFusionError::ObjectStore(_)
-        | DataFusionError::IoError(_)
-        | DataFusionError::ParquetError(_) => "58030",
-        DataFusionError::External(inner) if inner.is::<Failure>() => {
-            let failure = inner.downcast_ref::<Failure>();
-            return failure.cloned().unwrap_or_else(|| Failure::error("XX000", text));
-        }
-        DataFusionError::External(inner) => match inner.downcast_ref::<Error>() {
-            Some(Error::TimedOut(_)) => return timed_out(text),
-            Some(Error::NotAQuery(what)) => return Failure::read_only(what),
-            _ => "XX000",
-        },
-        _ => "XX000",
-    };
-    if matches!(code, "XX000" | "58030") {
-        tracing::warn!("a query failed: {text}");
+        _ => None,
     }
-    Failure::error(code, text)
 }
 
 /// The engine has one kind of error for everything that is wrong with a statement's meaning.
-fn of_plan(text: &str) -> &'static str {
+fn of_plan(text: &str) -> Option<&'static str> {
     let text = text.to_ascii_lowercase();
-    if text.contains("table ") && text.contains("not found") {
-        "42P01"
-    } else if text.contains("invalid function") || text.contains("no function matches") {
-        "42883"
+    if text.contains("invalid function") || text.contains("no function matches") {
+        Some("42883")
     } else if text.contains("group by") || text.contains("aggregate") {
-        "42803"
+        Some("42803")
     } else if text.contains("cannot coerce") || text.contains("failed to coerce") {
-        "42804"
+        Some("42804")
     } else {
-        "42000"
+        None
     }
 }
 

@@ -71,9 +71,13 @@ impl Shared {
         self.pids.fetch_add(1, Ordering::Relaxed) & i32::MAX
     }
 
-    /// What an answer over data with losses has to say.
-    async fn note(&self, _caller: &Caller) -> Option<String> {
-        None
+    /// What an answer over data with losses has to say; empty without any.
+    async fn note(&self, caller: &Caller) -> String {
+        match self.gate.loss(Some(caller)).await {
+            Some(loss) => loss.note().unwrap_or_default(),
+            // Unknown is not "nothing was lost".
+            None => "note: whether events were lost is not known".to_string(),
+        }
     }
 }
 

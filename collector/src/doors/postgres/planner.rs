@@ -418,15 +418,14 @@ fn parse_for_catalog(sql: &str) -> Result<Statement, Error> {
     if let ast::Statement::Explain { .. } = parsed {
         return parse_for_lake(sql);
     }
-    let reads_lake = resolve_table_references(
-        &Statement::Statement(Box::new(parsed.clone())),
-        true,
-    )
-    .is_ok_and(|(tables, _)| {
-        tables.iter().any(|table| {
-            table.schema().is_none_or(|schema| schema == "public") && is_own(table.table())
-        })
-    });
+    let reads_lake =
+        resolve_table_references(&Statement::Statement(Box::new(parsed.clone())), true).is_ok_and(
+            |(tables, _)| {
+                tables.iter().any(|table| {
+                    table.schema().is_none_or(|schema| schema == "public") && is_own(table.table())
+                })
+            },
+        );
     let statement = if reads_lake {
         RULES
             .iter()

@@ -220,11 +220,9 @@ impl Session {
             Message::Flush => self.wire.flush().await.map_err(Stop::from),
             // Left over from a COPY that was refused: PostgreSQL passes it over as well.
             Message::Other(b'd' | b'c' | b'f') => Ok(()),
-            Message::Other(kind) => Err(Failure::error(
-                "08P01",
-                format!("invalid frontend message type {kind}"),
-            )
-            .into()),
+            Message::Other(kind) => {
+                Err(Failure::error("08P01", format!("invalid frontend message type {kind}")).into())
+            }
             Message::Password(_) => {
                 Err(Failure::error("08P01", "unexpected password message").into())
             }
@@ -263,7 +261,7 @@ impl Session {
         let parts = statements::split(text);
         if parts.is_empty() {
             self.wire
-                .put(Out::EmptyQueryResponse(EmptyQueryResponse))?;
+                .put(Out::EmptyQueryResponse(EmptyQueryResponse::new()))?;
         }
         for sql in parts {
             match self.simple_statement(sql).await {
@@ -322,7 +320,7 @@ impl Session {
         match statement {
             Statement::Empty => {
                 self.wire
-                    .put(Out::EmptyQueryResponse(EmptyQueryResponse))?;
+                    .put(Out::EmptyQueryResponse(EmptyQueryResponse::new()))?;
                 return Ok(());
             }
             Statement::Set { name, value, local } => {
@@ -374,7 +372,10 @@ impl Session {
                     *statement == Statement::Commit && self.status != TransactionStatus::Error;
                 tag = if committed { "COMMIT" } else { "ROLLBACK" };
                 if self.status == TransactionStatus::Idle {
-                    self.notice(Failure::warning("25P01", "there is no transaction in progress"))?;
+                    self.notice(Failure::warning(
+                        "25P01",
+                        "there is no transaction in progress",
+                    ))?;
                 }
                 told = self.entered.settings.end(committed);
                 self.status = TransactionStatus::Idle;
@@ -478,13 +479,10 @@ impl Session {
         };
         let catalogs = Arc::clone(&self.shared.catalogs);
         let planner = Arc::new(PgPlanner::new(catalogs, asker, parameters));
-        let question = Question {
-            caller: self.entered.caller.clone(),
-            door: Door::Postgres,
-            sql: sql.to_string(),
-            time: self.entered.settings.statement_timeout(),
-            planner: Some(Arc::clone(&planner) as _),
-        };
+        let caller = self.entered.caller.clone();
+        let mut question = Question::new(caller, Door::Postgres, sql);
+        question.time = self.entered.settings.statement_timeout();
+        question.planner = Some(Arc::clone(&planner) as _);
         (question, planner)
     }
 
@@ -511,7 +509,9 @@ impl Session {
     ) -> Result<Answer, Stop> {
         let (question, _) = self.question(sql, Parameters::Bound(bound));
         let gate = self.shared.gate.clone();
-        let rows = self.watched(async move { gate.answer(question).await }).await?;
+        let rows = self
+            .watched(async move { gate.answer(question).await })
+            .await?;
         Ok(Answer {
             columns: Columns::new(&rows.schema, formats)?,
             batches: rows.into_stream().boxed(),
@@ -544,7 +544,8 @@ impl Session {
                     }
                 }
                 if most == Some(sent) {
-                    self.wire.put(Out::PortalSuspended(PortalSuspended))?;
+                    self.wire
+                        .put(Out::PortalSuspended(PortalSuspended::new()))?;
                     return Ok(false);
                 }
             }
@@ -560,8 +561,8 @@ impl Session {
         }
         if answer.recorded && self.entered.settings.notices() {
             let note = self.shared.note(&self.entered.caller).await;
-            if let Some(note) = note {
-                self.notice(Failure::notice(note))?;
+            if !note.is_empty() {
+                self.notice(Failure::notice(note.trim_start_matches("note: ")))?;
             }
         }
         self.complete(match answer.tag {
@@ -600,7 +601,10 @@ impl Session {
             types: Vec::new(),
         };
         if matches!(prepared.statement, Statement::Query(_)) {
-            let given = types.iter().map(|oid| known_type(*oid)).collect::<Result<_, _>>()?;
+            let given = types
+                .iter()
+                .map(|oid| known_type(*oid))
+                .collect::<Result<_, _>>()?;
             let (question, planner) = self.question(&prepared.sql, Parameters::Given(given));
             let gate = self.shared.gate.clone();
             let shape = async move { gate.schema(&question).await };
@@ -608,7 +612,7 @@ impl Session {
             prepared.types = planner.types();
         }
         self.prepared.insert(name, Arc::new(prepared));
-        self.wire.put(Out::ParseComplete(ParseComplete))?;
+        self.wire.put(Out::ParseComplete(ParseComplete::new()))?;
         Ok(())
     }
 
@@ -681,7 +685,12 @@ impl Session {
             return Err(Failure::error("42P03", text).into());
         }
         self.portals.remove(&portal);
-        let bytes = portal.len() + parameters.iter().flatten().map(|value| value.len()).sum::<usize>();
+        let bytes = portal.len()
+            + parameters
+                .iter()
+                .flatten()
+                .map(|value| value.len())
+                .sum::<usize>();
         self.make_room(bytes)?;
         let format_of = |index: usize| match parameter_formats {
             [] => 0,
@@ -712,7 +721,7 @@ impl Session {
                 progress: Progress::New,
             },
         );
-        self.wire.put(Out::BindComplete(BindComplete))?;
+        self.wire.put(Out::BindComplete(BindComplete::new()))?;
         Ok(())
     }
 
@@ -784,7 +793,7 @@ impl Session {
                 self.portals.remove(name);
             }
         }
-        self.wire.put(Out::CloseComplete(CloseComplete))?;
+        self.wire.put(Out::CloseComplete(CloseComplete::new()))?;
         Ok(())
     }
 }
@@ -792,7 +801,7 @@ impl Session {
 fn describe(prepared: &Prepared, formats: &[i16]) -> Result<Out, Failure> {
     Ok(match &prepared.columns {
         Some(schema) => Out::RowDescription(Columns::new(schema, formats)?.description()),
-        None => Out::NoData(NoData),
+        None => Out::NoData(NoData::new()),
     })
 }
 

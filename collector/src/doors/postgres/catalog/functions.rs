@@ -6,9 +6,7 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, Int32Array, Int64Array, StringArray,
-};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int32Array, Int64Array, StringArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Field, Int64Type};
 use datafusion::error::{DataFusionError, Result};
@@ -284,7 +282,9 @@ fn of_catalog(known: &Arc<Known>) -> Vec<Arc<ScalarUDF>> {
             });
             Ok(Arc::new(StringArray::from_iter(found)))
         }),
-        by_oid("pg_get_viewdef", move |oid| c.definitions.get(&oid).cloned()),
+        by_oid("pg_get_viewdef", move |oid| {
+            c.definitions.get(&oid).cloned()
+        }),
         by_oid("pg_get_function_result", move |oid| {
             d.results.get(&oid).cloned()
         }),
@@ -343,7 +343,11 @@ pub fn of_asker(asker: &Asker) -> Vec<Arc<ScalarUDF>> {
             Ok(Arc::new(StringArray::from(values)))
         }),
         by_oid("pg_get_userbyid", move |oid| {
-            Some(if oid == OWNER_OID + 1 { user.clone() } else { OWNER.to_string() })
+            Some(if oid == OWNER_OID + 1 {
+                user.clone()
+            } else {
+                OWNER.to_string()
+            })
         }),
     ]
 }

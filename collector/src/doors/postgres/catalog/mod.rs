@@ -162,11 +162,8 @@ impl Catalog {
     pub async fn of(session: &SessionContext) -> Result<Catalog> {
         let statics = Arc::new(PgCatalogStaticTables::try_new()?);
         let nothing: Arc<dyn CatalogProviderList> = Arc::new(MemoryCatalogProviderList::new());
-        let base = PgCatalogSchemaProvider::try_new(
-            nothing,
-            Arc::clone(&statics),
-            EmptyContextProvider,
-        )?;
+        let base =
+            PgCatalogSchemaProvider::try_new(nothing, Arc::clone(&statics), EmptyContextProvider)?;
         let mut relations = own_relations(session).await?;
         for name in PG_CATALOG_TABLES {
             if let Some(table) = base.build_table_by_name(name)? {
@@ -242,7 +239,12 @@ impl Catalog {
 fn functions_of_library() -> Result<(Vec<Arc<ScalarUDF>>, Vec<Arc<TableFunction>>)> {
     let session = SessionContext::new();
     let before: Vec<String> = session.state().scalar_functions().keys().cloned().collect();
-    let name = session.state().config_options().catalog.default_catalog.clone();
+    let name = session
+        .state()
+        .config_options()
+        .catalog
+        .default_catalog
+        .clone();
     setup_pg_catalog(&session, &name, EmptyContextProvider).map_err(|error| *error)?;
     let state = session.state();
     let functions = state
@@ -362,5 +364,8 @@ fn schema_of(tables: Vec<(&str, Arc<dyn TableProvider>)>) -> Result<Arc<dyn Sche
 
 /// Whether a column holds text, for `attcollation`.
 fn is_text(kind: &DataType) -> bool {
-    matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View)
+    matches!(
+        kind,
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View
+    )
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, SchemaRef};
-use datafusion::catalog::{CatalogProviderList, SchemaProvider, TableProvider};
+use datafusion::catalog::{CatalogProviderList, TableProvider};
 use datafusion::error::Result;
 use datafusion_pg_catalog::pg_catalog::context::EmptyContextProvider;
 use datafusion_pg_catalog::pg_catalog::{PgCatalogSchemaProvider, PgCatalogStaticTables};
@@ -220,10 +220,10 @@ pub fn tables(
             of_kind(relations, "v").map(view_row).collect(),
         )?],
     )?;
-    add("pg_stat_user_tables", vec![rows(
+    add(
         "pg_stat_user_tables",
-        Vec::new(),
-    )?])?;
+        vec![rows("pg_stat_user_tables", Vec::new())?],
+    )?;
 
     let mut descriptions = Vec::new();
     for relation in own {
@@ -448,10 +448,7 @@ fn attributes(relation: &Relation) -> Vec<Row> {
             vec![
                 ("attrelid", relation.oid.into()),
                 ("attname", field.name().clone().into()),
-                (
-                    "atttypid",
-                    Cell::Number(i64::from(kind.oid())),
-                ),
+                ("atttypid", Cell::Number(i64::from(kind.oid()))),
                 ("attlen", width.into()),
                 ("attnum", position.into()),
                 ("attstattarget", Cell::Number(-1)),
@@ -516,10 +513,7 @@ fn procedure(function: &functions::Function, oid: i32) -> Row {
         ("pronamespace", PUBLIC_OID.into()),
         ("proowner", OWNER_OID.into()),
         ("prolang", INTERNAL.into()),
-        (
-            "prokind",
-            if function.aggregate { "a" } else { "f" }.into(),
-        ),
+        ("prokind", if function.aggregate { "a" } else { "f" }.into()),
         ("proretset", (function.returns == "table").into()),
         ("provolatile", "i".into()),
         ("proparallel", "s".into()),

@@ -98,12 +98,16 @@ fn column(field: &Field, rows: &[Row]) -> ArrayRef {
             Some(Cell::Bool(value)) => Some(value),
             _ => (!may_be_null).then_some(false),
         }))),
-        DataType::Int16 => Arc::new(Int16Array::from_iter(
-            cells.map(|cell| number(cell).and_then(|number| i16::try_from(number).ok())),
-        )),
-        DataType::Int32 => Arc::new(Int32Array::from_iter(
-            cells.map(|cell| number(cell).and_then(|number| i32::try_from(number).ok())),
-        )),
+        DataType::Int16 => {
+            Arc::new(Int16Array::from_iter(cells.map(|cell| {
+                number(cell).and_then(|number| i16::try_from(number).ok())
+            })))
+        }
+        DataType::Int32 => {
+            Arc::new(Int32Array::from_iter(cells.map(|cell| {
+                number(cell).and_then(|number| i32::try_from(number).ok())
+            })))
+        }
         DataType::Int64 => Arc::new(Int64Array::from_iter(cells.map(number))),
         DataType::Float64 => Arc::new(Float64Array::from_iter(
             // Counts in the catalog are far below 2^53.
