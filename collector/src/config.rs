@@ -11,6 +11,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
+use crate::access::{self, tls::TlsFiles};
+
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
@@ -264,6 +266,19 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_POSTGRES_IDLE_TIMEOUT"
     )]
     pub postgres_idle_timeout: Option<Span>,
+    /// The collector's certificate, PEM; with the next three keys it turns on TLS and
+    /// credentials on every port
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// CA of the agents' certificates, PEM
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Users and tokens, TOML; `vramscope-collector init` makes all four files
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_CREDENTIALS")]
+    pub credentials: Option<PathBuf>,
 }
 
 impl Keys {
@@ -298,6 +313,10 @@ impl Keys {
                 .postgres_max_connections
                 .or(below.postgres_max_connections),
             postgres_idle_timeout: self.postgres_idle_timeout.or(below.postgres_idle_timeout),
+            tls_cert: self.tls_cert.or(below.tls_cert),
+            tls_key: self.tls_key.or(below.tls_key),
+            tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
+            credentials: self.credentials.or(below.credentials),
         }
     }
 }
@@ -343,6 +362,8 @@ pub struct Config {
     pub postgres_max_connections: usize,
     /// Time after which a PostgreSQL client that asks nothing is sent away.
     pub postgres_idle_timeout: Duration,
+    /// Certificates and credentials; `None`: loopback only, and everybody is let in.
+    pub access: Option<access::Files>,
 }
 
 impl Config {
@@ -386,34 +407,37 @@ impl Config {
             postgres_idle_timeout: keys
                 .postgres_idle_timeout
                 .map_or(Duration::from_secs(3600), |span| span.0),
+            access: access_files(
+                keys.tls_cert,
+                keys.tls_key,
+                keys.tls_client_ca,
+                keys.credentials,
+            )?,
         };
         config.check()?;
         Ok(config)
     }
 
+    /// Nothing but loopback without credentials.
+    fn check_listen(&self, key: &str, address: SocketAddr) -> anyhow::Result<()> {
+        if self.access.is_none() && !address.ip().is_loopback() {
+            bail!(
+                "refusing {key} {address}: no credentials are configured; make them with \
+                 `vramscope-collector init` and set tls_cert, tls_key, tls_client_ca and \
+                 credentials, or use a loopback address such as 127.0.0.1:{}",
+                address.port()
+            );
+        }
+        Ok(())
+    }
+
     fn check(&self) -> anyhow::Result<()> {
-        if !self.listen.ip().is_loopback() {
-            bail!(
-                "refusing to listen on {}: no credentials can be configured yet; use a loopback \
-                 address such as 127.0.0.1:7717, and a tunnel to reach it from another host",
-                self.listen
-            );
+        self.check_listen("listen", self.listen)?;
+        if let Some(address) = self.http_listen.address() {
+            self.check_listen("http_listen", address)?;
         }
-        if let Some(address) = self.http_listen.address()
-            && !address.ip().is_loopback()
-        {
-            bail!(
-                "refusing to serve HTTP on {address}: no credentials can be configured yet; use a \
-                 loopback address such as 127.0.0.1:7718"
-            );
-        }
-        if let Some(address) = self.postgres_listen.address()
-            && !address.ip().is_loopback()
-        {
-            bail!(
-                "refusing to serve PostgreSQL clients on {address}: no credentials can be \
-                 configured yet; use a loopback address such as 127.0.0.1:7719"
-            );
+        if let Some(address) = self.postgres_listen.address() {
+            self.check_listen("postgres_listen", address)?;
         }
         if self.postgres_max_connections == 0 {
             bail!(
@@ -456,6 +480,13 @@ impl Config {
 
     /// The effective configuration as TOML that `--config` takes, each key explained.
     pub fn to_toml(&self) -> String {
+        let access = |name: &str, pick: fn(&access::Files) -> &PathBuf| match &self.access {
+            Some(files) => {
+                let path = pick(files).display().to_string();
+                format!("{name} = {}", toml::Value::String(path))
+            }
+            None => format!("# {name} is not set"),
+        };
         let path_or = |name: &str, path: &Option<PathBuf>, example: &str| match path {
             Some(path) => {
                 let text = toml::Value::String(path.display().to_string());
@@ -474,7 +505,7 @@ impl Config {
 # time. No default.
 {data}
 
-# Address for agents and SQL clients. Loopback only until credentials can be configured.
+# Address for agents and SQL clients. Loopback only, unless credentials are configured (below).
 # Port 0 picks a free port. Default "127.0.0.1:7717".
 listen = "{}"
 
@@ -538,6 +569,15 @@ postgres_max_connections = {}
 
 # Time after which a PostgreSQL client that asks nothing is sent away. Default "1h".
 postgres_idle_timeout = "{}"
+
+# TLS and credentials: all four files or none. With them every port speaks TLS, agents show a
+# certificate of tls_client_ca that names their host, and people show a token or a password.
+# Without them everybody who reaches the ports is let in, and only loopback is listened on. The
+# files are read anew when they change, and on SIGHUP. `vramscope-collector init` makes them.
+{}
+{}
+{}
+{}
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -556,7 +596,48 @@ postgres_idle_timeout = "{}"
             self.postgres_listen,
             self.postgres_max_connections,
             Span(self.postgres_idle_timeout),
+            access("tls_cert", |files| &files.tls.cert),
+            access("tls_key", |files| &files.tls.key),
+            access("tls_client_ca", |files| &files.tls.client_ca),
+            access("credentials", |files| &files.credentials),
         )
+    }
+}
+
+/// All four, or none.
+fn access_files(
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    credentials: Option<PathBuf>,
+) -> anyhow::Result<Option<access::Files>> {
+    let missing: Vec<&str> = [
+        ("tls_cert", tls_cert.is_none()),
+        ("tls_key", tls_key.is_none()),
+        ("tls_client_ca", tls_client_ca.is_none()),
+        ("credentials", credentials.is_none()),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_missing)| is_missing.then_some(name))
+    .collect();
+    match (tls_cert, tls_key, tls_client_ca, credentials) {
+        (Some(cert), Some(key), Some(client_ca), Some(credentials)) => Ok(Some(access::Files {
+            credentials,
+            tls: TlsFiles {
+                cert,
+                key,
+                client_ca,
+            },
+        })),
+        (None, None, None, None) => Ok(None),
+        _ => bail!(
+            "{} not set: TLS and credentials take all of tls_cert, tls_key, tls_client_ca and \
+             credentials; `vramscope-collector init` makes the files",
+            match missing.as_slice() {
+                [one] => format!("{one} is"),
+                some => format!("{} are", some.join(" and ")),
+            }
+        ),
     }
 }
 
@@ -576,8 +657,37 @@ mod tests {
     }
 
     #[test]
+    fn nothing_but_loopback_without_credentials() {
+        let keys = |listen: &str, files: usize| {
+            let file = |n: usize| (n < files).then(|| PathBuf::from(format!("/f{n}")));
+            Config::from_keys(Keys {
+                listen: Some(listen.parse().unwrap()),
+                tls_cert: file(0),
+                tls_key: file(1),
+                tls_client_ca: file(2),
+                credentials: file(3),
+                ..Keys::default()
+            })
+        };
+        let fails = |listen, files, part: &str| {
+            let error = format!("{:#}", keys(listen, files).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        };
+        fails("0.0.0.0:7717", 0, "no credentials are configured");
+        fails("[::]:7717", 0, "no credentials are configured");
+        fails("127.0.0.1:1", 3, "credentials is not set");
+        fails("0.0.0.0:1", 2, "tls_client_ca and credentials are not set");
+        assert!(keys("0.0.0.0:7717", 4).is_ok());
+        assert!(keys("[::1]:7717", 0).is_ok());
+    }
+
+    #[test]
     fn printed_configuration_reads_back_the_same() {
         let keys = Keys {
+            tls_cert: Some("/c".into()),
+            tls_key: Some("/k".into()),
+            tls_client_ca: Some("/a \"b\"".into()),
+            credentials: Some("/p".into()),
             data: Some("/tmp/a \"b\"".into()),
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),

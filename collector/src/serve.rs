@@ -15,7 +15,6 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::Options;
@@ -24,6 +23,9 @@ use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
 use crate::access::Access;
+use crate::access::accept::Doorway;
+use crate::access::guard::Guarded;
+use crate::access::tls::Protocol;
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::doors::postgres;
@@ -60,6 +62,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         None => None,
     };
 
+    let access = match &config.access {
+        Some(files) => Access::open(files.clone(), &data)?,
+        None => Access::none(),
+    };
     let wal = Wal::open(&data, config.wal_limit_bytes)
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
@@ -96,7 +102,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         tokio::spawn(postgres::serve(
             listener,
             gate.clone(),
-            Access::none(),
+            access.clone(),
             bounds,
             stopping,
         ))
@@ -115,16 +121,26 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let desk = Desk::open(&data, intake_stopping.clone())?;
     tokio::spawn(desk.clone().run());
 
+    let follow = access.clone().follow(intake_stopping.clone());
+    tokio::spawn(async move {
+        if let Err(error) = follow.await {
+            tracing::error!("certificates and credentials are not read anew: {error:#}");
+        }
+    });
+    let connections = Doorway::open(listener, access.clone(), Protocol::Grpc)
+        .context("failed to accept connections")?;
     let mut server_stopping = intake_stopping;
     let server = Server::builder()
-        .tcp_nodelay(true)
         // An agent's host that vanished must not hold its stream for ever.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
-        .add_service(ingest)
-        .add_service(RecorderServer::new(desk))
-        .add_service(FlightServiceServer::new(FlightDoor::new(gate)))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+        .add_service(Guarded::for_agents(&access, ingest))
+        .add_service(Guarded::for_agents(&access, RecorderServer::new(desk)))
+        .add_service(Guarded::for_readers(
+            &access,
+            FlightServiceServer::new(FlightDoor::new(gate)),
+        ))
+        .serve_with_incoming_shutdown(connections, async move {
             // An error means that the sender is gone, which is a stop too.
             let _ = server_stopping.wait_for(|stopping| *stopping).await;
         });

@@ -14,9 +14,13 @@
 
 pub mod accept;
 pub mod agents;
+pub mod commands;
 pub mod credentials;
+pub mod fence;
+pub mod filter;
 pub mod guard;
 pub mod scram;
+pub mod setup;
 pub mod throttle;
 pub mod tls;
 
@@ -183,6 +187,7 @@ struct Shared {
     handshakes_failed: AtomicU64,
     reloads: AtomicU64,
     reloads_failed: AtomicU64,
+    impostors: AtomicU64,
 }
 
 struct Configured {
@@ -196,6 +201,8 @@ struct Configured {
 
 struct Session {
     name: Arc<str>,
+    /// Of the password it was opened with.
+    mark: Digest,
     began: Instant,
 }
 
@@ -210,6 +217,8 @@ pub struct Counted {
     pub reloads: u64,
     /// Files that changed and are broken; what was in force before still is.
     pub reloads_failed: u64,
+    /// Batches and calls of agents in another one's name.
+    pub impostors: u64,
     /// When the collector's certificate ends, seconds since 1970.
     pub certificate_expires: Option<i64>,
 }
@@ -247,6 +256,7 @@ impl Access {
                 handshakes_failed: AtomicU64::new(0),
                 reloads: AtomicU64::new(0),
                 reloads_failed: AtomicU64::new(0),
+                impostors: AtomicU64::new(0),
             }),
         }
     }
@@ -298,6 +308,10 @@ impl Access {
         }
     }
 
+    fn count_impostor(&self) {
+        self.shared.impostors.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// What happened since the start.
     pub fn counted(&self) -> Counted {
         let shared = &self.shared;
@@ -310,6 +324,7 @@ impl Access {
             handshakes_failed: shared.handshakes_failed.load(Ordering::Relaxed),
             reloads: shared.reloads.load(Ordering::Relaxed),
             reloads_failed: shared.reloads_failed.load(Ordering::Relaxed),
+            impostors: shared.impostors.load(Ordering::Relaxed),
             certificate_expires: expires,
         }
     }
@@ -320,14 +335,14 @@ impl Access {
         let mut hang_up = signal(SignalKind::hangup()).context("failed to watch for SIGHUP")?;
         let Some(configured) = &self.shared.configured else {
             // A SIGHUP still must not end the process.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
+            stopped(&mut stopping).await;
             return Ok(());
         };
         let files = &configured.files;
         let mut seen = configured.seen.clone();
         loop {
             let asked = tokio::select! {
-                _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+                () = stopped(&mut stopping) => return Ok(()),
                 _ = hang_up.recv() => true,
                 () = tokio::time::sleep(LOOK) => false,
             };
@@ -370,8 +385,9 @@ impl Access {
             if session.began.elapsed() > SESSION {
                 return None;
             }
-            // They may have been removed, or have another role, since.
-            return credentials.caller(&session.name);
+            // They may have been removed, or have another role or password, since.
+            let (caller, mark) = credentials.user(&session.name)?;
+            return mark.is(&session.mark).then_some(caller);
         }
         credentials.token(bearer)
     }
@@ -393,8 +409,10 @@ impl Access {
     }
 
     /// A bearer token for somebody who was let in by a password, good for twelve hours and as long
-    /// as they are in the list. For protocols that trade one for the other (Flight's handshake).
-    pub fn open_session(&self, caller: &Caller) -> String {
+    /// as they are in the list with that password. For protocols that trade one for the other
+    /// (Flight's handshake). `None` for whoever has no password.
+    pub fn open_session(&self, caller: &Caller) -> Option<String> {
+        let (_, mark) = self.credentials()?.user(&caller.name)?;
         let token = format!("{SESSION_PREFIX}{}", credentials::random_text());
         let mut sessions = self.sessions();
         if sessions.len() >= MAX_SESSIONS {
@@ -408,10 +426,11 @@ impl Access {
         }
         let session = Session {
             name: Arc::clone(&caller.name),
+            mark,
             began: Instant::now(),
         };
         sessions.insert(Digest::of(&token), session);
-        token
+        Some(token)
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Session>> {
@@ -468,6 +487,12 @@ impl Access {
     }
 }
 
+/// Returns when the collector stops.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop too.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
 impl Configured {
     fn reload_credentials(&self) -> anyhow::Result<&Path> {
         let path = &self.files.credentials;
@@ -483,6 +508,14 @@ impl Configured {
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(&self.files.tls.cert)
     }
+}
+
+/// A new password: 120 random bits, in letters that are hard to mistake.
+fn random_password() -> String {
+    // 32 of them: five bits each.
+    const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let letter = |byte: u8| char::from(LETTERS[usize::from(byte % 32)]);
+    scram::random::<24>().into_iter().map(letter).collect()
 }
 
 fn unix_now() -> i64 {

@@ -48,22 +48,20 @@ impl FlightDoor {
         FlightDoor { gate }
     }
 
-    fn question(&self, sql: &str) -> Question {
-        Question::new(Caller::on_loopback(), Door::Flight, sql)
-    }
-
-    async fn session(&self) -> Result<SessionContext, Status> {
-        let session = self.gate.session(&Caller::on_loopback()).await;
+    async fn session<T>(&self, request: &Request<T>) -> Result<SessionContext, Status> {
+        let session = self.gate.session(&caller(request)?).await;
         session.map_err(status)
     }
 
     /// The schema of a query's answer.
-    async fn schema(&self, sql: &str) -> Result<SchemaRef, Status> {
-        self.gate.schema(&self.question(sql)).await.map_err(status)
+    async fn schema(&self, caller: Caller, sql: &str) -> Result<SchemaRef, Status> {
+        let question = Question::new(caller, Door::Flight, sql);
+        self.gate.schema(&question).await.map_err(status)
     }
 
-    async fn answer(&self, sql: &str) -> Result<Response<FlightStream>, Status> {
-        let rows = self.gate.answer(self.question(sql)).await.map_err(status)?;
+    async fn answer(&self, caller: Caller, sql: &str) -> Result<Response<FlightStream>, Status> {
+        let question = Question::new(caller, Door::Flight, sql);
+        let rows = self.gate.answer(question).await.map_err(status)?;
         let schema = Arc::clone(&rows.schema);
         let rows = rows
             .into_stream()
@@ -75,10 +73,17 @@ impl FlightDoor {
         &self,
         sql: &str,
         ticket: Vec<u8>,
-        descriptor: FlightDescriptor,
+        request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
-        info(self.schema(sql).await?.as_ref(), ticket, descriptor)
+        let schema = self.schema(caller(&request)?, sql).await?;
+        info(&schema, ticket, request.into_inner())
     }
+}
+
+/// Who asks, as the guard before the door has found out.
+fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    let caller = request.extensions().get::<Caller>().cloned();
+    caller.ok_or_else(|| Status::internal("nobody has looked at who calls"))
 }
 
 /// The error as a client sees it: the text says what is wrong with the SQL, the code says whose
@@ -172,28 +177,25 @@ impl FlightSqlService for FlightDoor {
         let ticket = TicketStatementQuery {
             statement_handle: query.query.clone().into(),
         };
-        self.info(
-            &query.query,
-            ticket.as_any().encode_to_vec(),
-            request.into_inner(),
-        )
-        .await
+        self.info(&query.query, ticket.as_any().encode_to_vec(), request)
+            .await
     }
 
     async fn do_get_statement(
         &self,
         ticket: TicketStatementQuery,
-        _request: Request<Ticket>,
+        request: Request<Ticket>,
     ) -> Result<Response<FlightStream>, Status> {
-        self.answer(sql_of(&ticket.statement_handle)?).await
+        self.answer(caller(&request)?, sql_of(&ticket.statement_handle)?)
+            .await
     }
 
     async fn do_action_create_prepared_statement(
         &self,
         query: ActionCreatePreparedStatementRequest,
-        _request: Request<Action>,
+        request: Request<Action>,
     ) -> Result<ActionCreatePreparedStatementResult, Status> {
-        let schema = self.schema(&query.query).await?;
+        let schema = self.schema(caller(&request)?, &query.query).await?;
         let options = IpcWriteOptions::default();
         let message: Result<IpcMessage, ArrowError> =
             SchemaAsIpc::new(schema.as_ref(), &options).try_into();
@@ -220,20 +222,17 @@ impl FlightSqlService for FlightDoor {
         request: Request<FlightDescriptor>,
     ) -> Result<Response<FlightInfo>, Status> {
         let ticket = query.as_any().encode_to_vec();
-        self.info(
-            sql_of(&query.prepared_statement_handle)?,
-            ticket,
-            request.into_inner(),
-        )
-        .await
+        self.info(sql_of(&query.prepared_statement_handle)?, ticket, request)
+            .await
     }
 
     async fn do_get_prepared_statement(
         &self,
         query: CommandPreparedStatementQuery,
-        _request: Request<Ticket>,
+        request: Request<Ticket>,
     ) -> Result<Response<FlightStream>, Status> {
-        self.answer(sql_of(&query.prepared_statement_handle)?).await
+        self.answer(caller(&request)?, sql_of(&query.prepared_statement_handle)?)
+            .await
     }
 
     async fn get_flight_info_catalogs(
@@ -248,10 +247,10 @@ impl FlightSqlService for FlightDoor {
     async fn do_get_catalogs(
         &self,
         query: CommandGetCatalogs,
-        _request: Request<Ticket>,
+        request: Request<Ticket>,
     ) -> Result<Response<FlightStream>, Status> {
         let mut builder = query.into_builder();
-        for catalog in self.session().await?.catalog_names() {
+        for catalog in self.session(&request).await?.catalog_names() {
             builder.append(catalog);
         }
         Ok(one_batch(builder.schema(), builder.build()))
@@ -269,9 +268,9 @@ impl FlightSqlService for FlightDoor {
     async fn do_get_schemas(
         &self,
         query: CommandGetDbSchemas,
-        _request: Request<Ticket>,
+        request: Request<Ticket>,
     ) -> Result<Response<FlightStream>, Status> {
-        let session = self.session().await?;
+        let session = self.session(&request).await?;
         let mut builder = query.into_builder();
         for name in session.catalog_names() {
             for schema in session
@@ -297,9 +296,9 @@ impl FlightSqlService for FlightDoor {
     async fn do_get_tables(
         &self,
         query: CommandGetTables,
-        _request: Request<Ticket>,
+        request: Request<Ticket>,
     ) -> Result<Response<FlightStream>, Status> {
-        let session = self.session().await?;
+        let session = self.session(&request).await?;
         let mut builder = query.into_builder();
         for catalog_name in session.catalog_names() {
             let Some(catalog) = session.catalog(&catalog_name) else {

@@ -16,6 +16,7 @@ use vramscope_wire::proto::Batch;
 use vramscope_wire::{SCHEMA_VERSION, Table};
 
 use super::wal;
+use crate::access::agents::{Claim, Impostor};
 
 /// Most rows of one batch.
 const MAX_ROWS: u64 = 16 << 20;
@@ -92,6 +93,9 @@ pub enum Reject {
     /// Rows of too many hours.
     #[error("the rows touch more than {MAX_HOURS} different hours")]
     ManyHours,
+    /// The agent writes as another one.
+    #[error(transparent)]
+    Impostor(#[from] Impostor),
     /// The decoder did not survive the file.
     #[error("the decoder failed on the file")]
     Panicked,
@@ -140,18 +144,20 @@ pub fn rows(
     parquet: Bytes,
     crc32: u32,
     announced_rows: u64,
+    claim: Option<&Claim>,
 ) -> Result<Checked, Reject> {
     let found = crc32fast::hash(&parquet);
     if found != crc32 {
         return Err(Reject::Crc { found, sent: crc32 });
     }
-    rows_within(table, parquet, announced_rows, MAX_DECODED_BYTES)
+    rows_within(table, parquet, announced_rows, claim, MAX_DECODED_BYTES)
 }
 
 fn rows_within(
     table: Table,
     parquet: Bytes,
     announced_rows: u64,
+    claim: Option<&Claim>,
     max_decoded_bytes: u64,
 ) -> Result<Checked, Reject> {
     footer(&parquet, announced_rows, max_decoded_bytes)?;
@@ -166,6 +172,9 @@ fn rows_within(
         checked.decoded_bytes += piece.get_array_memory_size() as u64;
         if checked.decoded_bytes > max_decoded_bytes {
             return Err(Reject::Bomb(max_decoded_bytes));
+        }
+        if let Some(claim) = claim {
+            claim.check(&piece)?;
         }
         if table.partitioned_by_time() {
             times(&piece, &mut hours)?;
@@ -265,9 +274,10 @@ mod tests {
         let text = "x".repeat(10_000);
         let file = stacks(vec![&text; 10_000]);
         assert!(file.len() < 100_000, "{}", file.len());
-        let refused = rows_within(Table::Stacks, file.clone(), 10_000, 50_000_000).unwrap_err();
+        let refused =
+            rows_within(Table::Stacks, file.clone(), 10_000, None, 50_000_000).unwrap_err();
         assert!(matches!(refused, Reject::Bomb(50_000_000)), "{refused}");
-        let taken = rows_within(Table::Stacks, file, 10_000, 1 << 30).unwrap();
+        let taken = rows_within(Table::Stacks, file, 10_000, None, 1 << 30).unwrap();
         assert!(
             taken.rows == 10_000 && taken.decoded_bytes > 100_000_000,
             "{taken:?}"

@@ -28,6 +28,8 @@ use vramscope_wire::Table;
 use vramscope_wire::proto::ingest_server::Ingest;
 use vramscope_wire::proto::{Ack, Batch, Outcome};
 
+use crate::access::agents::{Agent, Claim};
+use crate::access::guard;
 use crate::lake::Lake;
 use check::{Checked, Reject};
 use marks::Marks;
@@ -108,6 +110,7 @@ impl Ingest for Service {
         &self,
         request: Request<Streaming<Batch>>,
     ) -> Result<Response<Self::PushStream>, Status> {
+        let sender = Agent::of(&request)?;
         let mut batches = request.into_inner();
         let (acks, answers) = mpsc::channel(16);
         let shared = Arc::clone(&self.shared);
@@ -135,7 +138,11 @@ impl Ingest for Service {
                         return;
                     }
                 };
-                let ack = shared.answer(batch, &mut put_off).await;
+                if let Err(denied) = sender.still_welcome() {
+                    let _ = acks.send(Err(guard::status(&denied))).await;
+                    return;
+                }
+                let ack = shared.answer(&sender, batch, &mut put_off).await;
                 if acks.send(Ok(ack)).await.is_err() {
                     return;
                 }
@@ -160,13 +167,18 @@ enum Answer {
 }
 
 impl Shared {
-    async fn answer(&self, batch: Batch, put_off: &mut HashMap<String, u64>) -> Ack {
+    async fn answer(
+        &self,
+        sender: &Agent,
+        batch: Batch,
+        put_off: &mut HashMap<String, u64>,
+    ) -> Ack {
         let (agent, seq, table) = (batch.agent_id.clone(), batch.batch_seq, batch.table.clone());
         let answer = match put_off.get(&agent) {
             Some(&first) if seq > first => {
                 Answer::Retry(format!("batch {first} was put off and has to come first"))
             }
-            _ => self.handle(batch).await,
+            _ => self.handle(sender, batch).await,
         };
         let is_rejected = matches!(answer, Answer::Rejected(_));
         let (outcome, message) = match answer {
@@ -200,11 +212,17 @@ impl Shared {
         }
     }
 
-    async fn handle(&self, batch: Batch) -> Answer {
+    async fn handle(&self, sender: &Agent, batch: Batch) -> Answer {
         let table = match check::envelope(&batch, self.max_batch_bytes) {
             Ok(table) => table,
             Err(reason) => return Answer::Rejected(reason),
         };
+        match sender.check(&batch.agent_id, &batch.host).await {
+            Ok(Ok(())) => {}
+            Ok(Err(impostor)) => return Answer::Rejected(impostor.into()),
+            Err(error) => return Answer::Retry(format!("{error:#}")),
+        }
+        let claim = sender.claim(&batch.agent_id, &batch.host);
         let seq = batch.batch_seq;
         let mark = self.marks.of(&batch.agent_id);
         // Held until the batch is durable: one batch of an agent at a time.
@@ -218,11 +236,16 @@ impl Shared {
         }
         let parquet = Bytes::from(batch.parquet);
         let checked = match self
-            .check_rows(table, parquet.clone(), batch.crc32, batch.rows)
+            .check_rows(table, parquet.clone(), batch.crc32, batch.rows, claim)
             .await
         {
             Ok(checked) => checked,
-            Err(reason) => return Answer::Rejected(reason),
+            Err(reason) => {
+                if let Reject::Impostor(impostor) = &reason {
+                    sender.alarm(impostor);
+                }
+                return Answer::Rejected(reason);
+            }
         };
         let entry = Entry {
             agent: batch.agent_id.into(),
@@ -250,10 +273,13 @@ impl Shared {
         parquet: Bytes,
         crc32: u32,
         rows: u64,
+        claim: Option<Claim>,
     ) -> Result<Checked, Reject> {
         // The semaphore is never closed.
         let _permit = self.checks.acquire().await.ok();
-        let task = tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows));
+        let task = tokio::task::spawn_blocking(move || {
+            check::rows(table, parquet, crc32, rows, claim.as_ref())
+        });
         // A decoder that panics on a crafted file must not take the stream with it.
         task.await.unwrap_or(Err(Reject::Panicked))
     }

@@ -1,6 +1,7 @@
 //! The collector as its users meet it: the real binary, its gRPC and SQL doors, its folder on
 //! disk. What was sent is remembered here and compared with what comes back.
 
+mod access;
 mod cli;
 mod crash;
 mod ingest;
