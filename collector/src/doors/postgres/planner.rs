@@ -52,8 +52,20 @@ const MAX_PARAMETERS: usize = 65_535;
 pub struct Catalogs(OnceCell<Catalog>);
 
 impl Catalogs {
-    async fn get(&self, session: &SessionContext) -> Result<&Catalog, DataFusionError> {
-        self.0.get_or_try_init(|| Catalog::of(session)).await
+    /// Plans every view the first time. That goes on if whoever asked gives up, or nobody with a
+    /// short time limit would ever see it done.
+    async fn get(self: &Arc<Self>, session: &SessionContext) -> Result<&Catalog, Error> {
+        if self.0.get().is_none() {
+            let (cell, session) = (Arc::clone(self), session.clone());
+            let made = tokio::spawn(async move {
+                let made = cell.0.get_or_try_init(|| Catalog::of(&session)).await;
+                made.map(|_| ())
+            });
+            made.await
+                .map_err(|died| DataFusionError::External(Box::new(died)))??;
+        }
+        let none = || DataFusionError::Internal("the catalog is not made".to_string());
+        Ok(self.0.get().ok_or_else(none)?)
     }
 }
 
@@ -106,20 +118,16 @@ impl From<Failure> for Error {
 #[async_trait]
 impl Planner for PgPlanner {
     async fn plan(&self, lake: &SessionContext, sql: &str) -> Result<LogicalPlan, Error> {
-        let (statement, of_catalog) = if mentions_catalog(sql) {
-            (parse_for_catalog(sql)?, true)
+        let beside;
+        let (session, known, statement) = if mentions_catalog(sql) {
+            let catalog = self.catalogs.get(lake).await?;
+            let known = catalog.known();
+            beside = catalog.beside(lake, &self.asker)?;
+            (&beside, Some(known), parse_for_catalog(sql, known)?)
         } else {
-            (parse_for_lake(sql)?, false)
+            (lake, None, parse_for_lake(sql)?)
         };
         let count = count_parameters(&statement)?;
-        let beside;
-        let (session, known) = if of_catalog {
-            let catalog = self.catalogs.get(lake).await?;
-            beside = catalog.beside(lake, &self.asker)?;
-            (&beside, Some(catalog.known()))
-        } else {
-            (lake, None)
-        };
         match &self.parameters {
             Parameters::Bound(bound) if bound.len() == count => {
                 plan_with(session, known, statement, bound).await
@@ -153,8 +161,8 @@ async fn plan_with(
     put_literals(&mut statement, |index| {
         bound.get(index).map(Bound::literal).transpose()
     })?;
-    if let Some(known) = known {
-        resolve_names(&mut statement, known)?;
+    if let (Some(known), Some(inner)) = (known, inner(&mut statement)) {
+        resolve_names(inner, known)?;
     }
     session::plan_statement(session, statement).await
 }
@@ -174,8 +182,8 @@ async fn infer(
             Some(Some(kind)) => Bound::null(kind.clone()).literal().map(Some),
             _ => Ok(None),
         })?;
-        if let Some(known) = known {
-            resolve_names(&mut open, known)?;
+        if let (Some(known), Some(inner)) = (known, inner(&mut open)) {
+            resolve_names(inner, known)?;
         }
         // Whatever is wrong with it is said when it is planned with its types.
         if let Ok(plan) = session::plan_statement(session, open).await {
@@ -266,10 +274,7 @@ fn put_literals(
 }
 
 /// `'name'::regclass` and its like become OIDs; what is not there is an error, as in PostgreSQL.
-fn resolve_names(statement: &mut Statement, known: &Known) -> Result<(), Error> {
-    let Some(statement) = inner(statement) else {
-        return Ok(());
-    };
+fn resolve_names(statement: &mut ast::Statement, known: &Known) -> Result<(), Error> {
     let done = visit_expressions_mut(statement, |expression| {
         let Expr::Cast {
             expr, data_type, ..
@@ -285,27 +290,39 @@ fn resolve_names(statement: &mut Statement, known: &Known) -> Result<(), Error> 
         let Some(name) = string_in(expr) else {
             return ControlFlow::Continue(());
         };
-        let oid = match name.parse::<i32>() {
-            Ok(oid) => Some(oid),
-            Err(_) => known.oid(kind, name),
-        };
-        let Some(oid) = oid else {
-            let (code, what) = match kind {
-                "regclass" => ("42P01", "relation"),
-                "regtype" => ("42704", "type"),
-                "regnamespace" => ("3F000", "schema"),
-                _ => ("42883", "function"),
-            };
-            let failure = Failure::error(code, format!("{what} \"{name}\" does not exist"));
-            return ControlFlow::Break(failure);
-        };
-        *expression = Expr::Value(Value::Number(oid.to_string(), false).into());
-        ControlFlow::Continue(())
+        if kind == "regproc" {
+            // Columns of that type hold names here.
+            let name = name.rsplit('.').next().unwrap_or_default().to_string();
+            *expression = Expr::Value(Value::SingleQuotedString(name).into());
+            return ControlFlow::Continue(());
+        }
+        match oid_of(kind, name, known) {
+            Ok(oid) => {
+                *expression = Expr::Value(Value::Number(oid.to_string(), false).into());
+                ControlFlow::Continue(())
+            }
+            Err(failure) => ControlFlow::Break(failure),
+        }
     });
     match done {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(failure) => Err(failure.into()),
     }
+}
+
+fn oid_of(kind: &str, name: &str, known: &Known) -> Result<i32, Failure> {
+    if let Ok(oid) = name.parse() {
+        return Ok(oid);
+    }
+    known.oid(kind, name).ok_or_else(|| {
+        let (code, what) = match kind {
+            "regclass" => ("42P01", "relation"),
+            "regtype" => ("42704", "type"),
+            "regnamespace" => ("3F000", "schema"),
+            _ => ("42883", "function"),
+        };
+        Failure::error(code, format!("{what} \"{name}\" does not exist"))
+    })
 }
 
 /// A literal string, also one that is cast to text.
@@ -409,9 +426,9 @@ static RULES: LazyLock<Vec<Box<dyn SqlStatementRewriteRule>>> = LazyLock::new(||
     ]
 });
 
-fn parse_for_catalog(sql: &str) -> Result<Statement, Error> {
+fn parse_for_catalog(sql: &str, known: &Known) -> Result<Statement, Error> {
     // The engine's own statements (DESCRIBE, SHOW TABLES) are none of PostgreSQL's.
-    let parsed = match Parser::parse_sql(&PostgreSqlDialect {}, sql) {
+    let mut parsed = match Parser::parse_sql(&PostgreSqlDialect {}, sql) {
         Ok(statements) => only(statements)?,
         Err(_) => return parse_for_lake(sql),
     };
@@ -426,15 +443,37 @@ fn parse_for_catalog(sql: &str) -> Result<Statement, Error> {
                 })
             },
         );
-    let statement = if reads_lake {
-        RULES
-            .iter()
-            .fold(parsed, |statement, rule| rule.rewrite(statement))
-    } else {
-        let sql = search_path_of_grafana(sql);
-        only(CLIENTS.parse(&sql).map_err(DataFusionError::from)?)?
-    };
+    if reads_lake {
+        // Names become OIDs before a rule makes them questions.
+        resolve_names(&mut parsed, known)?;
+        let rules = RULES.iter();
+        let statement = rules.fold(parsed, |statement, rule| rule.rewrite(statement));
+        return Ok(Statement::Statement(Box::new(statement)));
+    }
+    let sql = rewritten(sql, known)?;
+    let mut statement = only(CLIENTS.parse(&sql).map_err(DataFusionError::from)?)?;
+    without_memberships(&mut statement);
     Ok(Statement::Statement(Box::new(statement)))
+}
+
+/// `array(SELECT …)`, which the engine has not: with it clients ask for members of roles,
+/// privileges and policies, of which there are none.
+fn without_memberships(statement: &mut ast::Statement) {
+    let empty = Parser::new(&PostgreSqlDialect {})
+        .try_with_sql("CAST(make_array() AS VARCHAR[])")
+        .and_then(|mut parser| parser.parse_expr());
+    let Ok(empty) = empty else {
+        return;
+    };
+    let _ = visit_expressions_mut(statement, |expression| {
+        if let Expr::Function(function) = &*expression
+            && function.name.to_string().eq_ignore_ascii_case("array")
+            && matches!(function.args, ast::FunctionArguments::Subquery(_))
+        {
+            *expression = empty.clone();
+        }
+        ControlFlow::<()>::Continue(())
+    });
 }
 
 /// The subquery with which Grafana asks for the schemas of the search path, as words.
@@ -451,28 +490,89 @@ fn words_of(sql: &str) -> Option<Vec<Token>> {
     Some(tokens.into_iter().filter(is_word).collect())
 }
 
-/// The engine cannot take an array apart beside its indices. Everything that can be on the search
-/// path and has tables is `public`.
-fn search_path_of_grafana(sql: &str) -> String {
+/// Words as SQL again. `None` if there is one that this does not know how to quote.
+fn text_of(words: &[Token]) -> Option<String> {
+    let mut text = String::new();
+    for word in words {
+        match word {
+            Token::SingleQuotedString(string) => {
+                text.push_str(&format!("'{}'", string.replace('\'', "''")));
+            }
+            Token::EscapedStringLiteral(string) => {
+                let string = string.replace('\\', "\\\\").replace('\'', "''");
+                let string = string.replace('\n', "\\n").replace('\t', "\\t");
+                text.push_str(&format!("E'{string}'"));
+            }
+            Token::Word(word) if word.value.contains('"') => return None,
+            Token::DollarQuotedString(_)
+            | Token::NationalStringLiteral(_)
+            | Token::UnicodeStringLiteral(_)
+            | Token::HexStringLiteral(_)
+            | Token::SingleQuotedByteStringLiteral(_) => return None,
+            other => text.push_str(&other.to_string()),
+        }
+        text.push(' ');
+    }
+    Some(text)
+}
+
+/// A question of the catalog with what no later step could do any more: names of relations as
+/// OIDs, and Grafana's search path. Everything on that path that has tables is `public`; the engine
+/// cannot take an array apart beside its indices.
+fn rewritten(sql: &str, known: &Known) -> Result<String, Error> {
     static PATTERN: LazyLock<Vec<Token>> = LazyLock::new(|| words_of(GRAFANA).unwrap_or_default());
-    let Some(words) = words_of(sql) else {
-        return sql.to_string();
+    let Some(mut words) = words_of(sql) else {
+        return Ok(sql.to_string());
     };
     let found = words
         .windows(PATTERN.len().max(1))
         .position(|window| window == PATTERN.as_slice());
-    let Some(at) = found else {
-        return sql.to_string();
+    if let Some(at) = found {
+        let public = Token::SingleQuotedString("public".to_string());
+        words.splice(at..at + PATTERN.len(), [public]);
+    }
+    let mut at = 0;
+    while at + 2 < words.len() {
+        if let Some((word, length)) = name_at(&words[at..], known)? {
+            words.splice(at..at + length, [word]);
+        }
+        at += 1;
+    }
+    Ok(text_of(&words).unwrap_or_else(|| sql.to_string()))
+}
+
+/// What `'name'::regclass` or `'name'::pg_catalog.regclass` at the beginning of some words is, and
+/// how many words that were.
+fn name_at(words: &[Token], known: &Known) -> Result<Option<(Token, usize)>, Error> {
+    let [
+        Token::SingleQuotedString(name),
+        Token::DoubleColon,
+        rest @ ..,
+    ] = words
+    else {
+        return Ok(None);
     };
-    let text = |tokens: &[Token]| {
-        let texts: Vec<String> = tokens.iter().map(ToString::to_string).collect();
-        texts.join(" ")
+    let (kind, length) = match rest {
+        [Token::Word(schema), Token::Period, Token::Word(kind), ..]
+            if schema.value.eq_ignore_ascii_case("pg_catalog") =>
+        {
+            (kind, 5)
+        }
+        [Token::Word(kind), ..] => (kind, 3),
+        _ => return Ok(None),
     };
-    format!(
-        "{} 'public' {}",
-        text(&words[..at]),
-        text(&words[at + PATTERN.len()..])
-    )
+    let kind = kind.value.to_ascii_lowercase();
+    let word = match kind.as_str() {
+        "regclass" | "regnamespace" | "regtype" => {
+            Token::Number(oid_of(&kind, name, known)?.to_string(), false)
+        }
+        "regproc" => {
+            let name = name.rsplit('.').next().unwrap_or_default();
+            Token::SingleQuotedString(name.to_string())
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some((word, length)))
 }
 
 #[cfg(test)]
@@ -522,9 +622,18 @@ mod tests {
 
     #[test]
     fn grafanas_search_path_is_known() {
-        let sql = format!("select 1 where quote_ident(x) IN (\n{GRAFANA}\n)");
-        let rewritten = search_path_of_grafana(&sql);
+        let sql = format!("select 'it''s' where quote_ident(x) IN (\n{GRAFANA}\n)");
+        let rewritten = rewritten(&sql, &Known::default()).unwrap();
         assert!(rewritten.contains("( 'public' )"), "{rewritten}");
         assert!(!rewritten.contains("string_to_array"), "{rewritten}");
+        assert!(rewritten.contains("'it''s'"), "{rewritten}");
+    }
+
+    #[test]
+    fn words_become_the_same_sql_again() {
+        let sql = r#"SELECT 'a''b', E'c\'d\ne\\f', "G h" FROM x -- and a remark"#;
+        let words = words_of(sql).unwrap();
+        let again = words_of(&text_of(&words).unwrap()).unwrap();
+        assert_eq!(again, words);
     }
 }

@@ -5,6 +5,7 @@ mod clients;
 mod driver;
 mod hostile;
 mod psql;
+mod secure;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -17,7 +17,7 @@ use datafusion::logical_expr::{
 use pgwire::api::Type;
 
 use super::system::type_name;
-use super::{Asker, Known, OWNER, OWNER_OID};
+use super::{Asker, DATABASE, Known, OWNER, OWNER_OID};
 use crate::doors::postgres::failure::Failure;
 use crate::doors::postgres::rows::pg_type;
 use crate::doors::postgres::settings::SERVER_VERSION;
@@ -150,6 +150,24 @@ fn by_oid(
     })
 }
 
+/// As PostgreSQL: the next unit from 10240 on, halves rounded away from zero.
+fn size_pretty(bytes: i64) -> String {
+    let mut number = i128::from(bytes);
+    let units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+    let mut unit = 0;
+    // One bit more than the unit is kept, for the rounding at the end.
+    let mut halved = false;
+    while unit + 1 < units.len() && number.abs() >= if halved { 20_479 } else { 10_240 } {
+        number /= if halved { 1024 } else { 512 };
+        halved = true;
+        unit += 1;
+    }
+    if halved {
+        number = (number + number.signum()) / 2;
+    }
+    format!("{number} {}", units[unit])
+}
+
 /// What may be done with anything: reading.
 fn has_privilege(name: &'static str) -> Arc<ScalarUDF> {
     function(name, DataType::Boolean, |arguments, rows| {
@@ -168,7 +186,19 @@ fn has_privilege(name: &'static str) -> Arc<ScalarUDF> {
 pub fn fixed(known: &Arc<Known>) -> Vec<Arc<ScalarUDF>> {
     let mut all = vec![
         constant_text("version", format!("PostgreSQL {SERVER_VERSION}")),
+        constant_text("current_database", DATABASE),
         constant_bool("pg_is_in_recovery", false),
+        function("pg_size_pretty", DataType::Utf8, |arguments, rows| {
+            let bytes = numbers(arguments, 0)?;
+            let bytes = bytes
+                .as_ref()
+                .map(|array| array.as_primitive::<Int64Type>());
+            let texts = (0..rows).map(|row| {
+                let bytes = bytes?;
+                bytes.is_valid(row).then(|| size_pretty(bytes.value(row)))
+            });
+            Ok(Arc::new(StringArray::from_iter(texts)))
+        }),
         function("pg_get_userbyid", DataType::Utf8, |_, rows| {
             Ok(Arc::new(StringArray::from(vec![OWNER; rows])))
         }),
@@ -350,4 +380,30 @@ pub fn of_asker(asker: &Asker) -> Vec<Arc<ScalarUDF>> {
             })
         }),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_postgresql() {
+        // From PostgreSQL's own regression test (src/test/regress/expected/dbsize.out).
+        for (bytes, text) in [
+            (10, "10 bytes"),
+            (1000, "1000 bytes"),
+            (1_000_000, "977 kB"),
+            (1_000_000_000, "954 MB"),
+            (1_000_000_000_000, "931 GB"),
+            (1_000_000_000_000_000, "909 TB"),
+            (10_239, "10239 bytes"),
+            (10_240, "10 kB"),
+            (10_485_247, "10239 kB"),
+            (10_485_248, "10 MB"),
+            (-10_240, "-10 kB"),
+            (-1_000_000, "-977 kB"),
+        ] {
+            assert_eq!(size_pretty(bytes), text, "{bytes}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{Array, AsArray, RecordBatch, new_null_array};
 use arrow::datatypes::{Int32Type, SchemaRef};
 use datafusion::catalog::{CatalogProviderList, TableProvider};
 use datafusion::error::Result;
@@ -12,7 +12,7 @@ use datafusion_pg_catalog::pg_catalog::{PgCatalogSchemaProvider, PgCatalogStatic
 use pgwire::api::Type;
 use vramscope_queries::functions;
 
-use super::table::{Cell, Row, batch, provider, schema};
+use super::table::{Cell, Row, batch, provider, schema, with_lists};
 use super::{
     Asker, DATABASE, DATABASE_OID, FIRST_FUNCTION_OID, INFORMATION_OID, Known, OWNER, OWNER_OID,
     PG_CATALOG_OID, PUBLIC_OID, Relation, is_text,
@@ -180,7 +180,13 @@ pub fn tables(
 ) -> Result<BTreeMap<String, Arc<dyn TableProvider>>> {
     let columns_of = |name: &str| -> Result<SchemaRef> {
         let table = base.build_table_by_name(name)?;
-        Ok(table.map_or_else(|| schema(&[]), |table| table.schema()))
+        let columns = table.map_or_else(|| schema(&[]), |table| table.schema());
+        Ok(match name {
+            "pg_namespace" => with_lists(&columns, &["nspacl"]),
+            "pg_class" => with_lists(&columns, &["relacl", "reloptions"]),
+            "pg_database" => with_lists(&columns, &["datacl"]),
+            _ => columns,
+        })
     };
     let own: Vec<&Relation> = relations
         .iter()
@@ -236,31 +242,40 @@ pub fn tables(
             }
         }
     }
-    let mut batches = loosened(statics.pg_description.data())?;
+    let mut batches = loosened(statics.pg_description.data(), &[])?;
     batches.push(batch(&statics.pg_description.schema(), &descriptions)?);
     add("pg_description", batches)?;
 
-    let mut batches = loosened(statics.pg_proc.data())?;
+    let lists = ["proacl", "proconfig"];
+    let mut batches = loosened(statics.pg_proc.data(), &lists)?;
     let functions: Vec<Row> = functions::ALL
         .iter()
         .zip(FIRST_FUNCTION_OID..)
         .map(|(function, oid)| procedure(function, oid))
         .collect();
-    batches.push(batch(&statics.pg_proc.schema(), &functions)?);
+    let columns = with_lists(&statics.pg_proc.schema(), &lists);
+    batches.push(batch(&columns, &functions)?);
     add("pg_proc", batches)?;
     Ok(tables)
 }
 
-/// The same batches with columns that may be NULL, as those that are made here.
-fn loosened(batches: &[RecordBatch]) -> Result<Vec<RecordBatch>> {
+/// The same batches with columns that may be NULL, as those that are made here, and some without
+/// values: lists that came as text.
+fn loosened(batches: &[RecordBatch], lists: &[&str]) -> Result<Vec<RecordBatch>> {
     batches
         .iter()
         .map(|rows| {
-            let empty = batch(&rows.schema(), &[])?;
-            Ok(RecordBatch::try_new(
-                empty.schema(),
-                rows.columns().to_vec(),
-            )?)
+            let columns = with_lists(&rows.schema(), lists);
+            let empty = batch(&columns, &[])?;
+            let values = rows.columns().iter().zip(columns.fields());
+            let values =
+                values.map(
+                    |(column, field)| match lists.contains(&field.name().as_str()) {
+                        true => new_null_array(field.data_type(), rows.num_rows()),
+                        false => Arc::clone(column),
+                    },
+                );
+            Ok(RecordBatch::try_new(empty.schema(), values.collect())?)
         })
         .collect()
 }

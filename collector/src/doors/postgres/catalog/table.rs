@@ -62,6 +62,26 @@ pub fn schema(columns: &[(&str, char)]) -> SchemaRef {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
+/// The same columns, with those of these names as lists of text, which PostgreSQL has them as, at
+/// the end if they are not there.
+pub fn with_lists(schema: &SchemaRef, names: &[&str]) -> SchemaRef {
+    let list = DataType::new_list(DataType::Utf8, true);
+    let mut fields: Vec<Field> = schema
+        .fields()
+        .iter()
+        .map(|field| match names.contains(&field.name().as_str()) {
+            true => Field::new(field.name(), list.clone(), true),
+            false => field.as_ref().clone(),
+        })
+        .collect();
+    for name in names {
+        if schema.field_with_name(name).is_err() {
+            fields.push(Field::new(*name, list.clone(), true));
+        }
+    }
+    Arc::new(Schema::new(fields))
+}
+
 /// A batch. A value that a row does not name is NULL where the column may be, and else 0, false or
 /// empty.
 pub fn batch(schema: &SchemaRef, rows: &[Row]) -> Result<RecordBatch> {
