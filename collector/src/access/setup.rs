@@ -364,9 +364,9 @@ fn config_file(dir: &Path) -> String {
 fn ca() -> anyhow::Result<(String, String)> {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "vramscope CA");
+    // A name of its own, so that one CA is not taken for another.
+    let name = format!("vramscope CA {:016x}", rand::random::<u64>());
+    params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     lifetime(&mut params, CA_DAYS)?;

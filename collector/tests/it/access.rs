@@ -1,12 +1,13 @@
 //! Identity and secrecy: certificates, tokens, roles, and what a tenant sees. Everything is made
 //! by the commands that users have, and what an attacker would show is made here.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_flight::error::FlightError;
 use arrow_flight::sql::client::FlightSqlServiceClient;
 use futures::TryStreamExt;
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
@@ -114,7 +115,7 @@ impl Site {
         let channel = connect(collector, self.tls()).await?;
         let mut client = FlightSqlServiceClient::new(channel);
         client.set_token(token.to_string());
-        let failed = |error: arrow::error::ArrowError| error.to_string();
+        let failed = |error: FlightError| error.to_string();
         let info = client
             .execute(sql.to_string(), None)
             .await
@@ -613,7 +614,8 @@ async fn two_tenants(site: &Site, collector: &Collector) {
             rows = with(rows, &[("alloc_stack_id", Arc::clone(&stack_ids))]);
         }
         if table == Table::Segments {
-            rows = with(rows, &[("blocks", no_blocks(&rows))]);
+            let none = no_blocks(&rows);
+            rows = with(rows, &[("blocks", none)]);
         }
         if table == Table::Devices {
             rows = with(rows, &[("processes", device_processes())]);
