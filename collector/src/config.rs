@@ -265,6 +265,28 @@ pub struct Keys {
     )]
     pub min_disk_free_bytes: Option<ByteSize>,
 
+    // The PostgreSQL door.
+    /// Address for PostgreSQL clients, or "off" [default: 127.0.0.1:7719]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_LISTEN"
+    )]
+    pub postgres_listen: Option<Listen>,
+    /// Most PostgreSQL clients at a time [default: 200]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_MAX_CONNECTIONS"
+    )]
+    pub postgres_max_connections: Option<usize>,
+    /// Time after which a PostgreSQL client that asks nothing is sent away [default: 1h]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_IDLE_TIMEOUT"
+    )]
+    pub postgres_idle_timeout: Option<Span>,
     /// The collector's certificate, PEM; with the next three keys it turns on TLS and
     /// credentials on every port
     #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CERT")]
@@ -344,6 +366,11 @@ impl Keys {
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
             query_log_interval: self.query_log_interval.or(below.query_log_interval),
             min_disk_free_bytes: self.min_disk_free_bytes.or(below.min_disk_free_bytes),
+            postgres_listen: self.postgres_listen.or(below.postgres_listen),
+            postgres_max_connections: self
+                .postgres_max_connections
+                .or(below.postgres_max_connections),
+            postgres_idle_timeout: self.postgres_idle_timeout.or(below.postgres_idle_timeout),
             tls_cert: self.tls_cert.or(below.tls_cert),
             tls_key: self.tls_key.or(below.tls_key),
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
@@ -396,6 +423,12 @@ pub struct Config {
     pub query_log_interval: Duration,
     /// Room on the data folder's disk below which the collector is not ready, in bytes.
     pub min_disk_free_bytes: u64,
+    /// Where the PostgreSQL door listens.
+    pub postgres_listen: Listen,
+    /// Most PostgreSQL clients at a time.
+    pub postgres_max_connections: usize,
+    /// Time after which a PostgreSQL client that asks nothing is sent away.
+    pub postgres_idle_timeout: Duration,
     /// Certificates and credentials; `None`: loopback only, and everybody is let in.
     pub access: Option<access::Files>,
     /// Which times of rows are believed.
@@ -445,6 +478,11 @@ impl Config {
                 .query_log_interval
                 .map_or(Duration::from_secs(5), |span| span.0),
             min_disk_free_bytes: keys.min_disk_free_bytes.map_or(1 << 30, |size| size.0),
+            postgres_listen: keys.postgres_listen.unwrap_or(Listen::loopback(7719)),
+            postgres_max_connections: keys.postgres_max_connections.unwrap_or(200),
+            postgres_idle_timeout: keys
+                .postgres_idle_timeout
+                .map_or(Duration::from_secs(3600), |span| span.0),
             access: access_files(
                 keys.tls_cert,
                 keys.tls_key,
@@ -492,6 +530,17 @@ impl Config {
         self.check_listen("listen", self.listen)?;
         if let Some(address) = self.http_listen.address() {
             self.check_listen("http_listen", address)?;
+        }
+        if let Some(address) = self.postgres_listen.address() {
+            self.check_listen("postgres_listen", address)?;
+        }
+        if self.postgres_max_connections == 0 {
+            bail!(
+                "postgres_max_connections is 0; to close the door, set postgres_listen to \"off\""
+            );
+        }
+        if self.postgres_idle_timeout.is_zero() {
+            bail!("postgres_idle_timeout is 0; it must be at least 1ms");
         }
         if self.http_max_connections == 0 {
             bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
@@ -639,6 +688,16 @@ query_log_interval = "{}"
 # Default "1GiB".
 min_disk_free_bytes = "{}"
 
+# The door for PostgreSQL clients (psql, Grafana, DBeaver, drivers). An address, or "off". Port 0
+# picks a free port. Default "127.0.0.1:7719".
+postgres_listen = "{}"
+
+# Most PostgreSQL clients at a time; one more is told so and sent away. Default 200.
+postgres_max_connections = {}
+
+# Time after which a PostgreSQL client that asks nothing is sent away. Default "1h".
+postgres_idle_timeout = "{}"
+
 # TLS and credentials: all four files or none. With them every port speaks TLS, agents show a
 # certificate of tls_client_ca that names their host, and people show a token or a password.
 # Without them everybody who reaches the ports is let in, and only loopback is listened on. The
@@ -691,6 +750,9 @@ vacuum_after = "{}"
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),
             ByteSize(self.min_disk_free_bytes),
+            self.postgres_listen,
+            self.postgres_max_connections,
+            Span(self.postgres_idle_timeout),
             access("tls_cert", |files| &files.tls.cert),
             access("tls_key", |files| &files.tls.key),
             access("tls_client_ca", |files| &files.tls.client_ca),
@@ -796,6 +858,7 @@ mod tests {
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
+            postgres_idle_timeout: Some(Span(Duration::from_secs(90))),
             spill_dir: Some("/tmp/spill".into()),
             clock_ahead: Some(Span(Duration::from_secs(60))),
             promise: Some(Promise::Store),

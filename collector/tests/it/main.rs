@@ -8,6 +8,7 @@ mod flight;
 mod hostile;
 mod http;
 mod ingest;
+mod postgres;
 mod query;
 mod requests;
 mod support;
