@@ -3,6 +3,7 @@
 
 mod churn;
 mod empty;
+mod lake;
 mod leaks;
 mod library;
 mod parquet_bytes;
@@ -48,6 +49,12 @@ enum Part {
     LeakHosts(leaks::Hosts),
     /// Write many events and the roll-up of them as tables.
     LeakEvents(leaks::events::Events),
+    /// Kill a collector in every way, and compare its tables with what it acknowledged.
+    Crash(lake::crash::Crash),
+    /// Send prepared batches to a collector from many agents.
+    Ingest(lake::ingest::Ingest),
+    /// Behave as thousands of agents with little to say.
+    Fleet(lake::fleet::Fleet),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -68,6 +75,9 @@ fn main() -> ExitCode {
         Part::Simulate(options) => simulate::run(&options),
         Part::LeakHosts(options) => leaks::hosts(&options),
         Part::LeakEvents(options) => leaks::events::events(&options),
+        Part::Crash(options) => lake::crash::run(&options),
+        Part::Ingest(options) => lake::ingest::run(&options),
+        Part::Fleet(options) => lake::fleet::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {
