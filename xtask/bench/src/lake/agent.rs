@@ -7,6 +7,9 @@
 //! - everything sent and every answer goes into the model.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,9 +36,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const HOUR_US: i64 = 3_600_000_000;
 
 /// What all agents share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shared {
     model: Mutex<Model>,
+    /// Every answer and fault with its time, for whoever looks into a finding.
+    events: Mutex<BufWriter<File>>,
+    began: Instant,
     /// Rings at every acknowledgement.
     pub acknowledged: Notify,
     /// Batches sent once more than needed.
@@ -47,6 +53,37 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Nothing sent yet; events go to a file.
+    pub fn new(events: &Path) -> Result<Shared> {
+        let file = File::create(events)
+            .with_context(|| format!("failed to create {}", events.display()))?;
+        Ok(Shared {
+            model: Mutex::default(),
+            events: Mutex::new(BufWriter::new(file)),
+            began: Instant::now(),
+            acknowledged: Notify::new(),
+            resent: AtomicU64::new(0),
+            forged: AtomicU64::new(0),
+            forged_rejected: AtomicU64::new(0),
+        })
+    }
+
+    /// Writes down what happened.
+    pub fn event(&self, what: std::fmt::Arguments) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.began.elapsed().as_secs_f64();
+        // A log that cannot be written is no reason to stop.
+        let _ = writeln!(events, "{at:9.3} {what}").and_then(|()| events.flush());
+    }
+
+    /// An answer was read on a stream of this kind.
+    fn answer(&self, stream: &str, id: &str, seq: u64, answer: &Ack) {
+        let (outcome, message) = (answer.outcome(), &answer.message);
+        let word = outcome.as_str_name();
+        self.event(format_args!("{id} {seq} {word} on {stream} {message}"));
+        self.model().answer(id, seq, outcome, message);
+    }
+
     /// The truth.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         // Nothing inside can panic half-way through a change.
@@ -183,17 +220,13 @@ impl Agent {
             bail!("an answer to nothing");
         };
         let (id, seq) = (oldest.name.agent_id.clone(), oldest.name.seq);
-        let mut model = self.shared.model();
         if answer.batch_seq != seq {
-            let text = format!(
-                "agent {id}: batch {seq} is due, {} was answered",
-                answer.batch_seq
-            );
-            model.broken.push(text.clone());
+            let found = answer.batch_seq;
+            let text = format!("agent {id}: batch {seq} is due, {found} was answered");
+            self.shared.model().broken.push(text.clone());
             bail!(text);
         }
-        model.answer(&id, seq, answer.outcome(), &answer.message);
-        drop(model);
+        self.shared.answer("its stream", &id, seq, answer);
         if answer.outcome() == Outcome::Retry {
             bail!("put off: {}", answer.message);
         }
@@ -207,6 +240,8 @@ impl Agent {
 
     /// Whether the stream is to be left.
     fn obey(&mut self, order: Order, sent: usize) -> bool {
+        self.shared
+            .event(format_args!("agent-{:03} {order:?}", self.number));
         match order {
             Order::Finish => {
                 self.finishing = true;

@@ -30,6 +30,8 @@ use super::{Random, progress};
 const AGENTS: u64 = 6;
 /// An agent makes a batch so often.
 const PACE: Duration = Duration::from_millis(40);
+/// Acknowledgements that every round waits for before its fault.
+const MEANT: u64 = 20;
 /// What is promised between an acknowledgement and the answer of SQL is 5 s; a machine that is busy
 /// with other work may take longer, which is shown and is no loss.
 const VISIBLE: Duration = Duration::from_secs(60);
@@ -129,7 +131,14 @@ async fn measure(options: &Crash, seed: u64, may_mount: Result<(), Reason>) -> R
     };
     let log = options.folder.join("collector.log");
     let starter = Starter::new(&options.collector, &log, plant)?;
-    let mut lab = Lab::new(starter, disk, random, options.serve_flag.clone()).await?;
+    let mut lab = Lab::new(
+        starter,
+        disk,
+        random,
+        options.serve_flag.clone(),
+        &options.folder.join("events.log"),
+    )
+    .await?;
     let total = plan.len() as u64;
     for (round, fault) in plan.into_iter().enumerate() {
         progress(round as u64, total, &format!("{fault:?}"));
@@ -176,9 +185,10 @@ impl Lab {
         disk: Disk,
         mut random: Random,
         flags: Vec<String>,
+        events: &Path,
     ) -> Result<Lab> {
         let proxy = Proxy::start(random.split()).await?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(events)?);
         let agents = (0..AGENTS)
             .map(|number| {
                 let random = random.split();
@@ -215,6 +225,7 @@ impl Lab {
         flags.extend_from_slice(&self.flags);
         let collector = self.starter.start(&self.disk.data(), &flags)?;
         self.proxy.lead_to(&collector.address);
+        self.shared.event(format_args!("the collector listens"));
         self.collector = Some(collector);
         Ok(())
     }
@@ -230,6 +241,19 @@ impl Lab {
         collector.kill()
     }
 
+    /// Waits until agents have read so many acknowledgements, or for a while.
+    async fn wait_for_acknowledgements(&self, many: u64) {
+        let end = tokio::time::Instant::now() + Duration::from_secs(10);
+        for _ in 0..many {
+            if tokio::time::timeout_at(end, self.shared.acknowledged.notified())
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    }
+
     async fn pause(&mut self, limit_ms: u64) {
         let pause = Duration::from_millis(self.random.below(limit_ms));
         tokio::time::sleep(pause).await;
@@ -243,15 +267,16 @@ impl Lab {
                 self.disturb(side);
             }
         }
+        // A round in which nothing was promised would prove nothing.
+        self.wait_for_acknowledgements(MEANT).await;
         self.pause(600).await;
+        self.shared.event(format_args!("{fault:?}"));
         match fault {
             Fault::Kill => self.kill()?,
             Fault::KillAfterAcknowledgement => {
                 // Of several in a row, so that not always the first after a pause is met.
-                for _ in 0..=self.random.below(20) {
-                    let bell = self.shared.acknowledged.notified();
-                    let _ = tokio::time::timeout(Duration::from_secs(5), bell).await;
-                }
+                let many = 1 + self.random.below(20);
+                self.wait_for_acknowledgements(many).await;
                 self.kill()?;
             }
             Fault::KillInCommit => {
@@ -305,6 +330,7 @@ impl Lab {
 
     fn disturb(&mut self, side: Side) {
         let agent = self.random.below(AGENTS) as usize;
+        self.shared.event(format_args!("{side:?}"));
         let order = match side {
             Side::NetworkCut => {
                 self.tally.network_cuts += 1;
