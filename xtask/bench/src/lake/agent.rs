@@ -77,11 +77,12 @@ impl Shared {
     }
 
     /// An answer was read on a stream of this kind.
-    fn answer(&self, stream: &str, id: &str, seq: u64, answer: &Ack) {
+    fn answer(&self, asked: Asked, id: &str, seq: u64, answer: &Ack) {
         let (outcome, message) = (answer.outcome(), &answer.message);
-        let word = outcome.as_str_name();
+        let (word, stream) = (outcome.as_str_name(), asked.stream);
         self.event(format_args!("{id} {seq} {word} on {stream} {message}"));
-        self.model().answer(id, seq, outcome, message);
+        self.model()
+            .answer(id, seq, outcome, asked.at.into_std(), message);
     }
 
     /// The truth.
@@ -89,6 +90,13 @@ impl Shared {
         // Nothing inside can panic half-way through a change.
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Which stream a batch was sent on, and when.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    stream: &'static str,
+    at: Instant,
 }
 
 /// What an agent is told to do.
@@ -175,8 +183,8 @@ impl Agent {
             .await
             .context("no answer to a stream")??
             .into_inner();
-        // The first so many of the spool are on the way.
-        let mut sent = 0;
+        // The first so many of the spool are on the way, each since then.
+        let mut sent: VecDeque<Instant> = VecDeque::new();
         let mut answered = Instant::now();
         let mut tick = tokio::time::interval(self.pace);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -184,29 +192,29 @@ impl Agent {
             if self.finishing && self.spool.is_empty() {
                 return Ok(());
             }
-            while sent < WINDOW.min(self.spool.len()) {
-                let batch = self.spool[sent].batch.clone();
+            while sent.len() < WINDOW.min(self.spool.len()) {
+                let batch = self.spool[sent.len()].batch.clone();
+                sent.push_back(Instant::now());
                 sender.send(batch).await.context("the stream is closed")?;
-                sent += 1;
             }
             tokio::select! {
                 answer = answers.message() => {
                     let answer = answer?.context("the stream ended")?;
-                    self.take(&answer)?;
-                    sent -= 1;
+                    let since = sent.pop_front().context("an answer to nothing")?;
+                    self.take(&answer, since)?;
                     answered = Instant::now();
                 }
-                () = tokio::time::sleep_until(answered + PATIENCE), if sent > 0 => {
+                () = tokio::time::sleep_until(answered + PATIENCE), if !sent.is_empty() => {
                     bail!("no answer for {} s", PATIENCE.as_secs());
                 }
                 _ = tick.tick(), if !self.finishing && self.spool.len() < 2 * WINDOW => {
                     self.make()?;
-                    if sent == 0 {
+                    if sent.is_empty() {
                         answered = Instant::now();
                     }
                 }
                 Some(order) = self.orders.recv() => {
-                    if self.obey(order, sent) {
+                    if self.obey(order, sent.len()) {
                         return Ok(());
                     }
                 }
@@ -214,8 +222,8 @@ impl Agent {
         }
     }
 
-    /// Takes the answer to the oldest batch.
-    fn take(&mut self, answer: &Ack) -> Result<()> {
+    /// Takes the answer to the oldest batch, which was sent then.
+    fn take(&mut self, answer: &Ack, sent: Instant) -> Result<()> {
         let Some(oldest) = self.spool.front() else {
             bail!("an answer to nothing");
         };
@@ -226,7 +234,11 @@ impl Agent {
             self.shared.model().broken.push(text.clone());
             bail!(text);
         }
-        self.shared.answer("its stream", &id, seq, answer);
+        let asked = Asked {
+            stream: "its stream",
+            at: sent,
+        };
+        self.shared.answer(asked, &id, seq, answer);
         if answer.outcome() == Outcome::Retry {
             bail!("put off: {}", answer.message);
         }
@@ -358,13 +370,17 @@ fn encode(table: Table, name: &Name, rows: usize) -> Result<Batch> {
 
 /// Sends batches on a stream of its own, and takes the answers for what they promise.
 async fn echo(address: String, batches: Vec<Spooled>, shared: Arc<Shared>) -> Result<()> {
+    let began = Instant::now();
     let names: Vec<Name> = batches.iter().map(|batch| batch.name.clone()).collect();
     let stream = tokio_stream::iter(batches.into_iter().map(|batch| batch.batch));
     let mut answers = connect(&address).await?.push(stream).await?.into_inner();
     for name in names {
         let answer = answers.message().await?.context("the stream ended")?;
-        let mut model = shared.model();
-        model.answer(&name.agent_id, name.seq, answer.outcome(), &answer.message);
+        let stream = Asked {
+            stream: "a second stream",
+            at: began,
+        };
+        shared.answer(stream, &name.agent_id, name.seq, &answer);
     }
     Ok(())
 }

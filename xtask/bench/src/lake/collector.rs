@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 /// How long a start may take: a large log is read first.
 const START: Duration = Duration::from_secs(120);
 /// How long an orderly stop may take: it commits what waits.
-const STOP: Duration = Duration::from_secs(120);
+const STOP: Duration = Duration::from_secs(300);
 
 /// What is wrong with a collector on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! The moments within it depend on the machine, so a seed that found something may need several
 //! runs to find it again.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +17,14 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
+use vramscope_wire::Table;
 
 use super::agent::{Agent, Order, Shared};
 use super::collector::{Collector, Plant, Starter, end_with_us, tail};
 use super::disk::{self, Disk, Reason};
 use super::faults::{self, Fault, SIDES, Side};
-use super::model::Verdict;
+use super::listing::Listing;
+use super::model::{Key, Verdict};
 use super::proxy::Proxy;
 use super::sql::Sql;
 use super::{Random, progress};
@@ -32,10 +35,8 @@ const AGENTS: u64 = 6;
 const PACE: Duration = Duration::from_millis(40);
 /// Acknowledgements that every round waits for before its fault.
 const MEANT: u64 = 20;
-/// What is promised between an acknowledgement and the answer of SQL is 5 s; a machine that is busy
-/// with other work may take longer, which is shown and is no loss.
-const VISIBLE: Duration = Duration::from_secs(60);
-/// When no row came for so long, none comes any more.
+/// When no row came for so long, none comes before the collector is stopped. (What is promised is
+/// 5 s; a machine that is busy with other work may take longer, which is shown and is no loss.)
 const SETTLED: Duration = Duration::from_secs(10);
 /// How long the last batches may take to be acknowledged.
 const FINISH: Duration = Duration::from_secs(120);
@@ -150,8 +151,12 @@ async fn measure(options: &Crash, seed: u64, may_mount: Result<(), Reason>) -> R
                 .push(format!("round {}, {fault:?}: {error:#}", round + 1));
             break;
         }
-        if (round + 1) % COMPARE_EVERY == 0 {
-            lab.compare().await?;
+        if (round + 1) % COMPARE_EVERY == 0
+            && let Err(error) = lab.compare().await
+        {
+            lab.tally
+                .faults
+                .push(format!("the comparison failed: {error:#}"));
         }
         if lab.has_findings() {
             lab.tally
@@ -162,7 +167,9 @@ async fn measure(options: &Crash, seed: u64, may_mount: Result<(), Reason>) -> R
     }
     if !lab.has_findings() {
         progress(total, total, "the last batches");
-        lab.finish().await?;
+        if let Err(error) = lab.finish().await {
+            lab.tally.faults.push(format!("the end failed: {error:#}"));
+        }
     }
     Ok(lab.report(seed, &log, reason))
 }
@@ -308,13 +315,7 @@ impl Lab {
                 self.kill()?;
                 drop(ballast);
             }
-            Fault::Stop => {
-                let collector = self.collector.take().context("the collector is gone")?;
-                let status = collector.stop()?;
-                if !status.success() {
-                    bail!("the collector did not stop in order: {status}");
-                }
-            }
+            Fault::Stop => self.stop()?,
         }
         // Agents meet a port where nobody listens.
         self.pause(200).await;
@@ -386,44 +387,60 @@ impl Lab {
         Ok(())
     }
 
-    /// Compares the tables with what is acknowledged now, once it had time to become visible.
+    /// Compares the tables with what is acknowledged now. What SQL does not show after a while is
+    /// looked for again after an orderly stop, which commits everything: only then it is lost.
     async fn compare(&mut self) -> Result<()> {
-        let (acknowledged, rows) = {
-            let model = self.shared.model();
-            (model.acknowledged(), model.acknowledged_rows())
-        };
-        let address = self
-            .collector
-            .as_ref()
-            .context("the collector is gone")?
-            .address
-            .clone();
-        let mut sql = Sql::connect(&address).await?;
+        let acknowledged = self.shared.model().acknowledged();
+        let rows = self.shared.model().acknowledged_rows();
         let began = Instant::now();
-        let (mut before, mut changed) = (Vec::new(), began);
+        self.tally.verdict = self.look(&acknowledged, &rows).await?;
+        let took = began.elapsed().as_secs_f64() * 1e3;
+        if self.tally.verdict.lost > 0 {
+            self.shared
+                .event(format_args!("rows are missing: stop and look again"));
+            self.stop()?;
+            self.start()?;
+            self.tally.verdict = self.look(&acknowledged, &rows).await?;
+        }
+        self.tally.visible_ms = self.tally.visible_ms.max(took);
+        Ok(())
+    }
+
+    /// Compares once all rows are there, or when none has come for a while.
+    async fn look(&self, acknowledged: &[Key], rows: &BTreeMap<Table, u64>) -> Result<Verdict> {
+        let collector = self.collector.as_ref().context("the collector is gone")?;
+        let mut sql = Sql::connect(&collector.address).await?;
+        let (mut before, mut changed) = (Vec::new(), Instant::now());
         loop {
             let mut counts = Vec::new();
-            for (table, rows) in &rows {
+            for (table, rows) in rows {
                 counts.push((sql.count(*table).await?, *rows));
             }
             let is_there = counts.iter().all(|(found, rows)| found >= rows);
             if counts != before {
                 (before, changed) = (counts, Instant::now());
             }
-            let gave_up = changed.elapsed() > SETTLED || began.elapsed() > VISIBLE;
+            let gave_up = changed.elapsed() > SETTLED;
             if is_there || gave_up {
                 let found = sql.digests().await?;
-                let verdict = self.shared.model().judge(&acknowledged, &found);
+                let verdict = self.shared.model().judge(acknowledged, &found);
                 // A count can be reached by what was not acknowledged yet.
                 if verdict.lost == 0 || gave_up {
-                    let took = began.elapsed().as_secs_f64() * 1e3;
-                    self.tally.visible_ms = self.tally.visible_ms.max(took);
-                    self.tally.verdict = verdict;
-                    return Ok(());
+                    return Ok(verdict);
                 }
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Stops the collector in order.
+    fn stop(&mut self) -> Result<()> {
+        let collector = self.collector.take().context("the collector is gone")?;
+        let status = collector.stop()?;
+        if !status.success() {
+            bail!("the collector did not stop in order: {status}");
+        }
+        Ok(())
     }
 
     /// Lets the agents come to their end, and looks at what is there, twice.
@@ -448,13 +465,7 @@ impl Lab {
             return Ok(());
         }
         // What is on disk, and not what is in memory.
-        let collector = self.collector.take().context("the collector is gone")?;
-        let status = collector.stop()?;
-        if !status.success() {
-            self.tally
-                .faults
-                .push(format!("the collector did not stop in order: {status}"));
-        }
+        self.stop()?;
         if self.starter.has("fsck") {
             let data = self.disk.data();
             let status = self.starter.command("fsck", &data)?.status();
@@ -507,40 +518,5 @@ impl Lab {
             "visible_after_ms": tally.visible_ms,
             "skipped": skipped,
         })
-    }
-}
-
-/// Names of data files and log entries of the tables, as any reader of Delta Lake sees them.
-#[derive(Debug, PartialEq, Eq)]
-struct Listing(std::collections::BTreeSet<PathBuf>);
-
-impl Listing {
-    fn of(data: &Path) -> Listing {
-        let mut names = std::collections::BTreeSet::new();
-        let mut folders = vec![data.to_path_buf()];
-        while let Some(folder) = folders.pop() {
-            // A folder that goes meanwhile has no files.
-            for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-                let path = entry.path();
-                let name = entry.file_name();
-                let is_own = name.to_string_lossy().starts_with('_') && folder == data;
-                match entry.file_type() {
-                    Ok(kind) if kind.is_dir() && !is_own => folders.push(path),
-                    Ok(kind) if kind.is_file() => {
-                        names.insert(path);
-                    }
-                    _ => {}
-                }
-            }
-        }
-        Listing(names)
-    }
-
-    /// Whether a log entry that is new takes a file out of its table.
-    fn removes_since(&self, before: &Listing) -> bool {
-        let new = self.0.difference(&before.0);
-        let mut entries = new.filter(|path| path.extension().is_some_and(|e| e == "json"));
-        entries
-            .any(|path| std::fs::read_to_string(path).is_ok_and(|text| text.contains("\"remove\"")))
     }
 }

@@ -299,8 +299,14 @@ async fn stream(load: &Load, state: &mut State) -> Result<()> {
         let due = match phase {
             Phase::Burst => Some(now),
             Phase::Paced(interval, start) => {
-                let known = state.due.filter(|(of, _)| *of == start).map(|(_, due)| due);
-                Some(known.unwrap_or_else(|| first_due(load, state, interval, start)))
+                let known = state.due.filter(|(of, _)| *of == start);
+                let due = match known {
+                    Some((_, due)) => due,
+                    None => first_due(load, state, interval, start),
+                };
+                // The first one too: asked again later, it would be another.
+                state.due = Some((start, due));
+                Some(due)
             }
             Phase::Rest | Phase::End => None,
         };

@@ -19,6 +19,7 @@ mod content;
 mod disk;
 mod faults;
 mod latency;
+mod listing;
 mod load;
 mod model;
 mod prepared;
