@@ -322,14 +322,16 @@ impl Agent {
         Ok(())
     }
 
-    /// Mostly the last three hours; some hours or days late, some of a clock that is wrong.
+    /// Mostly the last hour; some hours or days late, some of a clock that is wrong. Each time of
+    /// day means files of its own, so that there are few.
     fn time(&mut self) -> i64 {
         let now = now_us();
-        match self.random.below(60) {
-            0 => now - (self.random.below(20 * 24) as i64) * HOUR_US,
-            1 => 86_400_000_000 * (365 + self.random.below(3) as i64),
-            2 => now + 80 * 365 * 24 * HOUR_US,
-            _ => now - (self.random.below(3 * 3600) as i64) * 1_000_000,
+        match self.random.below(80) {
+            0 => now - 7 * HOUR_US,
+            1 => now - 19 * 24 * HOUR_US,
+            2 => 365 * 24 * HOUR_US,
+            3 => now + 80 * 365 * 24 * HOUR_US,
+            _ => now - (self.random.below(3600) as i64) * 1_000_000,
         }
     }
 }
