@@ -37,6 +37,7 @@ pub struct Starter {
     log: PathBuf,
     plant: Plant,
     commands: Vec<String>,
+    serve_help: String,
 }
 
 impl Starter {
@@ -60,12 +61,18 @@ impl Starter {
             log: log.to_path_buf(),
             plant,
             commands: words.collect(),
+            serve_help: serve,
         })
     }
 
     /// Whether the program has a command.
     pub fn has(&self, command: &str) -> bool {
         self.commands.iter().any(|word| word == command)
+    }
+
+    /// Whether `serve` has a flag.
+    pub fn takes(&self, flag: &str) -> bool {
+        self.serve_help.contains(flag)
     }
 
     /// A command of the program on a data folder, its output in our log.

@@ -8,25 +8,26 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 use vramscope_wire::Table;
 
 use super::agent::{Agent, Order, Shared};
-use super::collector::{Collector, Plant, Starter, end_with_us, tail};
+use super::collector::{Collector, Plant, Starter, end_with_us};
 use super::disk::{self, Disk, Reason};
 use super::faults::{self, Fault, SIDES, Side};
 use super::listing::Listing;
 use super::model::{Key, Verdict};
 use super::proxy::Proxy;
 use super::sql::Sql;
+use super::tally::Tally;
 use super::{Random, progress};
 
 /// Agents; few, so that each meets many faults.
@@ -40,6 +41,13 @@ const MEANT: u64 = 20;
 const SETTLED: Duration = Duration::from_secs(10);
 /// How long the last batches may take to be acknowledged.
 const FINISH: Duration = Duration::from_secs(120);
+/// Tables whose rows must outlive their time; those of the others have none, or a long one.
+const KEPT: [&str; 4] = [
+    "alloc_events=forever",
+    "device_windows=forever",
+    "stack_windows=forever",
+    "agent_windows=forever",
+];
 /// Rounds between two comparisons.
 const COMPARE_EVERY: usize = 5;
 
@@ -67,24 +75,6 @@ pub struct Crash {
     /// A flag of `serve`; can be given several times
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     serve_flag: Vec<String>,
-}
-
-/// What was done and found.
-#[derive(Debug, Default)]
-struct Tally {
-    rounds: usize,
-    kills: u64,
-    power_cuts: u64,
-    torn_tails: u64,
-    moved_names: u64,
-    network_cuts: u64,
-    disks_filled: u64,
-    agent_kills: u64,
-    compactions_met: u64,
-    visible_ms: f64,
-    verdict: Verdict,
-    /// What is wrong beside rows.
-    faults: Vec<String>,
 }
 
 /// The command. Gives the figures as JSON.
@@ -171,7 +161,7 @@ async fn measure(options: &Crash, seed: u64, may_mount: Result<(), Reason>) -> R
             lab.tally.faults.push(format!("the end failed: {error:#}"));
         }
     }
-    Ok(lab.report(seed, &log, reason))
+    Ok(lab.tally.report(&lab.shared, seed, &log, reason))
 }
 
 struct Lab {
@@ -229,6 +219,14 @@ impl Lab {
     fn start(&mut self) -> Result<()> {
         let interval = ["50ms", "300ms", "2s"][self.random.below(3) as usize];
         let mut flags = vec!["--commit-interval".to_string(), interval.to_string()];
+        if self.starter.takes("--upkeep-interval") {
+            let interval = ["200ms", "1s", "15s"][self.random.below(3) as usize];
+            flags.extend(["--upkeep-interval", interval].map(str::to_string));
+        }
+        if self.starter.takes("--retention") {
+            // Late rows are not to be taken for lost ones.
+            flags.extend(["--retention", &KEPT.join(",")].map(str::to_string));
+        }
         flags.extend_from_slice(&self.flags);
         let collector = self.starter.start(&self.disk.data(), &flags)?;
         self.proxy.lead_to(&collector.address);
@@ -291,7 +289,7 @@ impl Lab {
                 self.pause(12).await;
                 self.kill()?;
             }
-            Fault::KillInCompaction => self.kill_in_compaction().await?,
+            Fault::KillInCompaction => return self.kill_in_compaction().await,
             Fault::PowerCut | Fault::TornPowerCut => {
                 self.kill()?;
                 let mixing = (fault == Fault::TornPowerCut).then_some(&mut self.random);
@@ -372,18 +370,37 @@ impl Lab {
     async fn kill_in_compaction(&mut self) -> Result<()> {
         if !self.starter.has("compact") {
             self.tally.compactions_met += u64::from(self.wait_for_change(true));
-            return self.kill();
+            self.kill()?;
+            return self.start();
         }
-        // By hand, on a folder that no collector holds.
+        // By hand, beside a collector that does the same; one of them or both are killed.
+        let compact = self.starter.command("compact", &self.disk.data())?;
+        self.run_and_kill(compact, 900).await?;
+        if self.random.once_in(3) {
+            return Ok(());
+        }
         self.kill()?;
-        let mut command = self.starter.command("compact", &self.disk.data())?;
+        if self.starter.has("vacuum") && self.random.once_in(2) {
+            // Nobody reads now: everything that no table needs may go, and nothing else.
+            let mut vacuum = self.starter.command("vacuum", &self.disk.data())?;
+            vacuum.args(["--after", "0s"]);
+            self.run_and_kill(vacuum, 900).await?;
+        }
+        self.start()
+    }
+
+    /// Runs a command for a while, and kills it if it has not ended.
+    async fn run_and_kill(&mut self, mut command: Command, limit_ms: u64) -> Result<()> {
         end_with_us(&mut command);
-        let mut child = command.spawn().context("failed to start a compaction")?;
-        self.pause(700).await;
-        let still_ran = child.try_wait().context("failed to wait")?.is_none();
-        self.tally.compactions_met += u64::from(still_ran);
+        let mut child = command.spawn().context("failed to start a command")?;
+        self.pause(limit_ms).await;
+        let ended = child.try_wait().context("failed to wait")?;
+        if let Some(status) = ended.filter(|status| !status.success()) {
+            bail!("{command:?} ended with {status}");
+        }
+        self.tally.compactions_met += u64::from(ended.is_none());
         let _ = child.kill();
-        child.wait().context("failed to wait for the compaction")?;
+        child.wait().context("failed to wait for a command")?;
         Ok(())
     }
 
@@ -476,47 +493,5 @@ impl Lab {
         }
         self.start()?;
         self.compare().await
-    }
-
-    fn report(&mut self, seed: u64, log: &Path, skipped: Option<Reason>) -> Value {
-        let model = self.shared.model();
-        let tally = &self.tally;
-        let mut findings = tally.faults.clone();
-        findings.extend(model.broken.iter().take(10).cloned());
-        findings.extend(tally.verdict.examples.iter().cloned());
-        if !findings.is_empty() {
-            findings.push(format!("the collector's log ends:\n{}", tail(log)));
-        }
-        let acknowledged: u64 = model.acknowledged_rows().values().sum();
-        let mut answers: Vec<_> = model.answers.iter().collect();
-        answers.sort();
-        json!({
-            // As a text: numbers of JSON are not exact beyond 2^53.
-            "seed": seed.to_string(),
-            "lost": tally.verdict.lost,
-            "doubled": tally.verdict.doubled,
-            "foreign": tally.verdict.foreign,
-            "changed": tally.verdict.changed,
-            "broken": model.broken.len() + tally.faults.len(),
-            "findings": findings,
-            "rounds": tally.rounds,
-            "kills": tally.kills,
-            "power_cuts": tally.power_cuts,
-            "torn_tails": tally.torn_tails,
-            "moved_names": tally.moved_names,
-            "network_cuts": tally.network_cuts,
-            "disks_filled": tally.disks_filled,
-            "agent_kills": tally.agent_kills,
-            "compactions_met": tally.compactions_met,
-            "sent_batches": model.batches(),
-            "acknowledged_batches": model.acknowledged().len(),
-            "acknowledged_rows": acknowledged,
-            "resent_batches": self.shared.resent.load(Ordering::Relaxed),
-            "forged_batches": self.shared.forged.load(Ordering::Relaxed),
-            "forged_rejected": self.shared.forged_rejected.load(Ordering::Relaxed),
-            "answers": answers,
-            "visible_after_ms": tally.visible_ms,
-            "skipped": skipped,
-        })
     }
 }

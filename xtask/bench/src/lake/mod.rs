@@ -25,6 +25,7 @@ mod model;
 mod prepared;
 mod proxy;
 mod sql;
+mod tally;
 
 /// Random numbers from a seed: xorshift64*, by Vigna.
 #[derive(Debug, Clone)]
