@@ -105,6 +105,59 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// Where a door listens, if it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listen {
+    /// It is closed.
+    Off,
+    /// On this address.
+    At(SocketAddr),
+}
+
+impl Listen {
+    fn loopback(port: u16) -> Listen {
+        Listen::At(SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+
+    /// The address, if it is open.
+    pub fn address(self) -> Option<SocketAddr> {
+        match self {
+            Listen::Off => None,
+            Listen::At(address) => Some(address),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Listen::Off);
+        }
+        text.parse().map(Listen::At).map_err(|_| {
+            format!("{text:?} is no address such as 127.0.0.1:7718 or [::1]:7718, nor \"off\"")
+        })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Off => f.write_str("off"),
+            Listen::At(address) => address.fmt(f),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
 /// The keys as one source (file, or flags and environment) gives them.
 #[derive(Debug, Default, Clone, clap::Args, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -141,6 +194,53 @@ pub struct Keys {
     /// [default: warn,vramscope_collector=info]
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
+
+    // The HTTP door, and bounds of queries.
+    /// Address of the HTTP API, /metrics and /readyz, or "off" [default: 127.0.0.1:7718]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "VRAMSCOPE_COLLECTOR_HTTP_LISTEN"
+    )]
+    pub http_listen: Option<Listen>,
+    /// Most connections to the HTTP door at a time [default: 2048]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "VRAMSCOPE_COLLECTOR_HTTP_MAX_CONNECTIONS"
+    )]
+    pub http_max_connections: Option<usize>,
+    /// Memory that one query may have [default: half of query_memory_bytes]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_QUERY_SHARE_BYTES"
+    )]
+    pub query_share_bytes: Option<ByteSize>,
+    /// Folder that queries spill to [default: _spill in the data folder]
+    #[arg(long, value_name = "DIR", env = "VRAMSCOPE_COLLECTOR_SPILL_DIR")]
+    pub spill_dir: Option<PathBuf>,
+    /// What all queries together may spill [default: 16GiB]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_SPILL_LIMIT_BYTES"
+    )]
+    pub spill_limit_bytes: Option<ByteSize>,
+    /// How often rows of query_log are written [default: 5s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_QUERY_LOG_INTERVAL"
+    )]
+    pub query_log_interval: Option<Span>,
+    /// Room on the data folder's disk below which /readyz says no [default: 1GiB]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_MIN_DISK_FREE_BYTES"
+    )]
+    pub min_disk_free_bytes: Option<ByteSize>,
 }
 
 impl Keys {
@@ -163,6 +263,13 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
+            http_listen: self.http_listen.or(below.http_listen),
+            http_max_connections: self.http_max_connections.or(below.http_max_connections),
+            query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
+            spill_dir: self.spill_dir.or(below.spill_dir),
+            spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
+            query_log_interval: self.query_log_interval.or(below.query_log_interval),
+            min_disk_free_bytes: self.min_disk_free_bytes.or(below.min_disk_free_bytes),
         }
     }
 }
@@ -188,12 +295,27 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
+    /// Where the HTTP door listens.
+    pub http_listen: Listen,
+    /// Most connections to it at a time.
+    pub http_max_connections: usize,
+    /// Memory that one query may have, in bytes.
+    pub query_share_bytes: u64,
+    /// Where queries spill to; `None` is `_spill` in the data folder.
+    pub spill_dir: Option<PathBuf>,
+    /// What all queries together may spill, in bytes.
+    pub spill_limit_bytes: u64,
+    /// How often rows of `query_log` are written.
+    pub query_log_interval: Duration,
+    /// Room on the data folder's disk below which the collector is not ready, in bytes.
+    pub min_disk_free_bytes: u64,
 }
 
 impl Config {
     /// Fills in defaults and refuses what cannot work.
     pub fn from_keys(keys: Keys) -> anyhow::Result<Config> {
         let default_max_batch = vramscope_wire::MAX_BATCH_BYTES as u64;
+        let query_memory_bytes = keys.query_memory_bytes.map_or(2 << 30, |size| size.0);
         let config = Config {
             data: keys.data,
             listen: keys
@@ -206,7 +328,7 @@ impl Config {
                 .max_batch_bytes
                 .map_or(default_max_batch, |size| size.0),
             wal_limit_bytes: keys.wal_limit_bytes.map_or(4 << 30, |size| size.0),
-            query_memory_bytes: keys.query_memory_bytes.map_or(2 << 30, |size| size.0),
+            query_memory_bytes,
             query_timeout: keys
                 .query_timeout
                 .map_or(Duration::from_secs(60), |span| span.0),
@@ -214,6 +336,17 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
+            http_max_connections: keys.http_max_connections.unwrap_or(2048),
+            query_share_bytes: keys
+                .query_share_bytes
+                .map_or(query_memory_bytes / 2, |size| size.0),
+            spill_dir: keys.spill_dir,
+            spill_limit_bytes: keys.spill_limit_bytes.map_or(16 << 30, |size| size.0),
+            query_log_interval: keys
+                .query_log_interval
+                .map_or(Duration::from_secs(5), |span| span.0),
+            min_disk_free_bytes: keys.min_disk_free_bytes.map_or(1 << 30, |size| size.0),
         };
         config.check()?;
         Ok(config)
@@ -226,6 +359,27 @@ impl Config {
                  address such as 127.0.0.1:7717, and a tunnel to reach it from another host",
                 self.listen
             );
+        }
+        if let Some(address) = self.http_listen.address()
+            && !address.ip().is_loopback()
+        {
+            bail!(
+                "refusing to serve HTTP on {address}: no credentials can be configured yet; use a \
+                 loopback address such as 127.0.0.1:7718"
+            );
+        }
+        if self.http_max_connections == 0 {
+            bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
+        }
+        if self.query_share_bytes == 0 || self.query_share_bytes > self.query_memory_bytes {
+            bail!(
+                "query_share_bytes is {}; it must lie between 1 and query_memory_bytes {}",
+                ByteSize(self.query_share_bytes),
+                ByteSize(self.query_memory_bytes)
+            );
+        }
+        if self.query_log_interval.is_zero() {
+            bail!("query_log_interval is 0; it must be at least 1ms");
         }
         if self.commit_interval.is_zero() {
             bail!("commit_interval is 0; it must be at least 1ms");
@@ -247,10 +401,15 @@ impl Config {
 
     /// The effective configuration as TOML that `--config` takes, each key explained.
     pub fn to_toml(&self) -> String {
-        let data = match &self.data {
-            Some(path) => format!("data = {}", toml::Value::String(path.display().to_string())),
-            None => "# data = \"/var/lib/vramscope\"".to_string(),
+        let path_or = |name: &str, path: &Option<PathBuf>, example: &str| match path {
+            Some(path) => {
+                let text = toml::Value::String(path.display().to_string());
+                format!("{name} = {text}")
+            }
+            None => format!("# {name} = \"{example}\""),
         };
+        let data = path_or("data", &self.data, "/var/lib/vramscope");
+        let spill_dir = path_or("spill_dir", &self.spill_dir, "/var/tmp/vramscope");
         format!(
             r#"# Configuration of vramscope-collector. Each key is also a flag (--commit-interval) and an
 # environment variable (VRAMSCOPE_COLLECTOR_COMMIT_INTERVAL). Delete a line to go back to its
@@ -289,6 +448,31 @@ query_max_rows = {}
 # ERROR: data was lost or will be. WARN: degraded, nothing lost. INFO: the life of the process.
 # Default "warn,vramscope_collector=info".
 log = {}
+
+# The HTTP door: POST /api/v1/sql, /metrics, /healthz, /readyz. An address, or "off". Port 0 picks
+# a free port. Default "127.0.0.1:7718".
+http_listen = "{}"
+
+# Most connections to the HTTP door at a time; one more is closed at once. Default 2048.
+http_max_connections = {}
+
+# Memory that one query may have, so that others find some too. Sorts, joins and aggregations that
+# need more spill to disk; what cannot spill fails. Default half of query_memory_bytes.
+query_share_bytes = "{}"
+
+# Folder that queries spill to. Default "_spill" in the data folder.
+{spill_dir}
+
+# What all queries together may spill; a query that needs more fails. Default "16GiB".
+spill_limit_bytes = "{}"
+
+# How often rows of the table query_log are written, many in one commit. A crash loses those of
+# the last interval. Default "5s".
+query_log_interval = "{}"
+
+# Room on the data folder's disk below which /readyz says that the collector is not ready.
+# Default "1GiB".
+min_disk_free_bytes = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -298,6 +482,12 @@ log = {}
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
+            self.http_listen,
+            self.http_max_connections,
+            ByteSize(self.query_share_bytes),
+            ByteSize(self.spill_limit_bytes),
+            Span(self.query_log_interval),
+            ByteSize(self.min_disk_free_bytes),
         )
     }
 }
@@ -323,6 +513,8 @@ mod tests {
             data: Some("/tmp/a \"b\"".into()),
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
+            http_listen: Some(Listen::Off),
+            spill_dir: Some("/tmp/spill".into()),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

@@ -28,8 +28,8 @@ use crate::folder::Lock;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
 use crate::lake::{Lake, committer};
-use crate::query::Gate;
 use crate::query::pool::Pool;
+use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
 
 /// How long running queries and streams may take to end after a signal to stop.
@@ -69,22 +69,16 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.commit_interval,
         commits_stopping,
     ));
-    let memory_bytes = usize::try_from(config.query_memory_bytes).unwrap_or(usize::MAX);
-    let folder = Folder::open(
-        &data,
-        Options {
-            memory_bytes,
-            ..Options::default()
-        },
-    )
-    .await?;
     let queries = Pool::new().context("failed to start the query threads")?;
-    let gate = Gate::new(
-        Arc::new(folder),
-        queries.lane(),
-        config.query_timeout,
-        config.query_max_rows,
-    );
+    let (query_log, log_writer) = query::log::new();
+    let folder = open_for_queries(&data, config).await?;
+    let gate = Gate::new(Arc::new(folder), queries.lane(), bounds(config), query_log);
+    let query_log = tokio::spawn(log_writer.run(
+        gate.clone(),
+        Arc::clone(&lake),
+        config.query_log_interval,
+        stop_commits.subscribe(),
+    ));
     let counts = Arc::new(Counts::default());
     let ingest = Service::new(
         wal,
@@ -128,6 +122,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     };
     server.abort();
     stop_commits.send_replace(true);
+    query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
     log_counts(&counts);
     match served {
@@ -136,6 +131,33 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
             .context("the server failed"),
         None => Ok(()),
     }
+}
+
+fn bounds(config: &Config) -> Bounds {
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    Bounds {
+        time: config.query_timeout,
+        rows: config.query_max_rows,
+        memory_bytes: size(config.query_memory_bytes),
+        share_bytes: size(config.query_share_bytes),
+    }
+}
+
+/// The folder as queries see it, with where they spill to.
+async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder> {
+    let spill = config
+        .spill_dir
+        .clone()
+        .unwrap_or_else(|| data.join("_spill"));
+    query::spill_folder(&spill)
+        .with_context(|| format!("failed to prepare spill folder {}", spill.display()))?;
+    let options = Options {
+        memory_bytes: bounds(config).memory_bytes,
+        temp_dir: Some(spill),
+        spill_bytes: Some(config.spill_limit_bytes),
+        ..Options::default()
+    };
+    Ok(Folder::open(data, options).await?)
 }
 
 /// The line that whoever started the process waits for.

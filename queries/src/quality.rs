@@ -90,6 +90,7 @@ const NOT_MADE_OF_CALLS: &[&str] = &[
     "kv_pool_conservation",
     "losses",
     "processes",
+    "query_log",
     "traffic",
 ];
 

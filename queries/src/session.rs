@@ -26,7 +26,7 @@ use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::RecordBatchStream;
+use datafusion::physical_plan::{ExecutionPlan, RecordBatchStream, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
@@ -45,6 +45,8 @@ pub struct Options {
     pub memory_bytes: usize,
     /// Where queries spill to; `None` is the system's temporary folder.
     pub temp_dir: Option<PathBuf>,
+    /// What all queries together may spill, in bytes; `None` is the engine's own limit, 100 GB.
+    pub spill_bytes: Option<u64>,
     /// Go on without damaged files of a trace instead of refusing it.
     pub skip_damaged: bool,
 }
@@ -54,6 +56,7 @@ impl Default for Options {
         Options {
             memory_bytes: DEFAULT_MEMORY_BYTES,
             temp_dir: None,
+            spill_bytes: None,
             skip_damaged: false,
         }
     }
@@ -89,6 +92,9 @@ pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
     let mut disk = DiskManagerBuilder::default();
     if let Some(dir) = &options.temp_dir {
         disk = disk.with_mode(DiskManagerMode::Directories(vec![dir.clone()]));
+    }
+    if let Some(bytes) = options.spill_bytes {
+        disk = disk.with_max_temp_directory_size(bytes);
     }
     let runtime = RuntimeEnvBuilder::new()
         .with_memory_pool(Arc::new(pool))
@@ -234,13 +240,34 @@ pub async fn execute(
     plan: LogicalPlan,
     limits: Limits,
 ) -> Result<SendableRecordBatchStream, Error> {
+    Ok(start(session, plan, limits).await?.rows)
+}
+
+/// A query that runs.
+pub struct Started {
+    /// Its rows.
+    pub rows: SendableRecordBatchStream,
+    /// What produces them; its metrics grow while it runs.
+    pub plan: Arc<dyn ExecutionPlan>,
+}
+
+/// As [`execute`], for who wants to look at the plan's metrics.
+pub async fn start(
+    session: &SessionContext,
+    plan: LogicalPlan,
+    limits: Limits,
+) -> Result<Started, Error> {
     check_read_only(&plan)?;
     let started = async {
         let frame = session.execute_logical_plan(plan).await?;
-        Ok(frame.execute_stream().await?)
+        let task = Arc::new(frame.task_ctx());
+        let plan = frame.create_physical_plan().await?;
+        let rows = execute_stream(Arc::clone(&plan), task)?;
+        Ok(Started { rows, plan })
     };
-    let rows = within(limits.time, started).await?;
-    Ok(limited(rows, limits))
+    let Started { rows, plan } = within(limits.time, started).await?;
+    let rows = limited(rows, limits);
+    Ok(Started { rows, plan })
 }
 
 /// Puts limits on rows that come from elsewhere. The time starts here.

@@ -49,12 +49,7 @@ impl FlightDoor {
     }
 
     fn question(&self, sql: &str) -> Question {
-        Question {
-            caller: Caller::on_loopback(),
-            door: Door::Flight,
-            sql: sql.to_string(),
-            time: None,
-        }
+        Question::new(Caller::on_loopback(), Door::Flight, sql)
     }
 
     async fn session(&self) -> Result<SessionContext, Status> {

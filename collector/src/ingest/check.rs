@@ -45,6 +45,9 @@ pub enum Reject {
     /// No such table.
     #[error("unknown table {0:?}; this collector may be older than the agent")]
     Table(String),
+    /// A table about the collector itself.
+    #[error("table {0} is written by collectors alone")]
+    Own(&'static str),
     /// The agent is newer than this collector.
     #[error(
         "schema version {0} is newer than this collector's {SCHEMA_VERSION}; upgrade the collector first"
@@ -105,6 +108,9 @@ pub fn envelope(batch: &Batch, max_batch_bytes: u64) -> Result<Table, Reject> {
     }
     let table = Table::by_name(&batch.table)
         .ok_or_else(|| Reject::Table(batch.table.chars().take(64).collect()))?;
+    if !table.is_from_agents() {
+        return Err(Reject::Own(table.name()));
+    }
     if batch.schema_version > SCHEMA_VERSION {
         return Err(Reject::Version(batch.schema_version));
     }

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use vramscope_wire::{Table, parquet_file};
 
 use super::{Lake, LakeError, delta_error, rows};
 use crate::ingest::wal::{self, Entry, Wal};
+use crate::metrics::METRICS;
 
 /// Memory that the rows of one commit may take before they are merged; merging and sorting
 /// hold about three times as much.
@@ -99,6 +100,7 @@ pub async fn run(
 pub async fn commit_all(wal: &Arc<Wal>, lake: &Arc<Lake>) {
     for table in Table::ALL {
         if let Err(error) = commit_table(wal, lake, table).await {
+            METRICS.commit_failed(table, &error);
             tracing::error!(table = table.name(), %error, "failed to commit; the batches stay in the log and are tried again");
         }
     }
@@ -116,6 +118,7 @@ async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<
         }
         let Some(merged) = loaded.rows else { continue };
         let rows = merged.num_rows();
+        let began = Instant::now();
         let version = match commit(lake, table, merged, &loaded.sound).await {
             Ok(version) => version,
             Err(error) => {
@@ -123,6 +126,7 @@ async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<
                 return Err(error);
             }
         };
+        METRICS.committed(table, rows as u64, began.elapsed());
         wal.remove(&loaded.sound);
         tracing::debug!(
             table = table.name(),

@@ -10,6 +10,7 @@
 //! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
 //!   it names are on disk.
 
+pub mod append;
 pub mod committer;
 pub mod rows;
 pub mod store;

@@ -48,6 +48,7 @@ pub fn sort_columns(table: Table) -> &'static [&'static str] {
         Table::Traffic => &["host", "engine", "ts_ns"],
         Table::Devices => &["host", "gpu_uuid", "ts_ns"],
         Table::AgentWindows => &["host", "ts_ns"],
+        Table::QueryLog => &["ts"],
     }
 }
 

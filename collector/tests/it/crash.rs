@@ -68,7 +68,7 @@ async fn kills_lose_nothing_and_double_nothing() {
 }
 
 fn table_of(seq: u64) -> Table {
-    Table::ALL[seq as usize % Table::ALL.len()]
+    Table::FROM_AGENTS[seq as usize % Table::FROM_AGENTS.len()]
 }
 
 /// What an agent does: sends its spool in order, keeps what was not acknowledged, comes back.

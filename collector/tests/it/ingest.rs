@@ -15,8 +15,8 @@ async fn every_table_round_trips() {
     for agent in ["agent-a", "agent-b"] {
         let mut batches = Vec::new();
         for round in 0..2u64 {
-            for (index, table) in Table::ALL.into_iter().enumerate() {
-                let seq = round * Table::ALL.len() as u64 + index as u64 + 1;
+            for (index, table) in Table::FROM_AGENTS.into_iter().enumerate() {
+                let seq = round * Table::FROM_AGENTS.len() as u64 + index as u64 + 1;
                 let (batch, rows) = made(table, agent, seq, 40);
                 batches.push(batch);
                 sent.entry(table).or_insert_with(Vec::new).push(rows);
@@ -28,7 +28,7 @@ async fn every_table_round_trips() {
             "{acks:?}"
         );
     }
-    for table in Table::ALL {
+    for table in Table::FROM_AGENTS {
         wait_for_rows(&collector.address, table, 160).await;
         assert_eq!(
             stored(&collector.address, table).await,
@@ -49,7 +49,7 @@ async fn every_table_round_trips() {
     assert!(collector.stop().success());
     assert!(log_files(data.path()).is_empty());
 
-    for table in Table::ALL {
+    for table in Table::FROM_AGENTS {
         let url =
             url::Url::from_directory_path(data.path().canonicalize().unwrap().join(table.name()))
                 .unwrap();
