@@ -12,6 +12,8 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
 use crate::access::{self, tls::TlsFiles};
+use crate::ingest::placing::Clock;
+use crate::ingest::promise::Promise;
 
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +214,13 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_HTTP_MAX_CONNECTIONS"
     )]
     pub http_max_connections: Option<usize>,
+    /// How long an HTTP client may take to send a request or to take an answer [default: 20s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_HTTP_CLIENT_TIMEOUT"
+    )]
+    pub http_client_timeout: Option<Span>,
     /// Memory that one query may have [default: half of query_memory_bytes]
     #[arg(
         long,
@@ -257,6 +266,19 @@ pub struct Keys {
     /// Users and tokens, TOML; `vramscope-collector init` makes all four files
     #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_CREDENTIALS")]
     pub credentials: Option<PathBuf>,
+
+    // Intake.
+    /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
+    /// the partition of its arrival [default: 24h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_AHEAD")]
+    pub clock_ahead: Option<Span>,
+    /// How far behind the collector's clock it may be [default: 744h, which is 31 days]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_CLOCK_BEHIND")]
+    pub clock_behind: Option<Span>,
+    /// What an acknowledgement stands for: fsync (the batch is on this machine's disk) or store (its
+    /// rows are committed to the table, on its storage) [default: fsync]
+    #[arg(long, value_name = "PROMISE", env = "VRAMSCOPE_COLLECTOR_PROMISE")]
+    pub promise: Option<Promise>,
 }
 
 impl Keys {
@@ -281,6 +303,7 @@ impl Keys {
             log: self.log.or(below.log),
             http_listen: self.http_listen.or(below.http_listen),
             http_max_connections: self.http_max_connections.or(below.http_max_connections),
+            http_client_timeout: self.http_client_timeout.or(below.http_client_timeout),
             query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
             spill_dir: self.spill_dir.or(below.spill_dir),
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
@@ -290,6 +313,9 @@ impl Keys {
             tls_key: self.tls_key.or(below.tls_key),
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
             credentials: self.credentials.or(below.credentials),
+            clock_ahead: self.clock_ahead.or(below.clock_ahead),
+            clock_behind: self.clock_behind.or(below.clock_behind),
+            promise: self.promise.or(below.promise),
         }
     }
 }
@@ -319,6 +345,8 @@ pub struct Config {
     pub http_listen: Listen,
     /// Most connections to it at a time.
     pub http_max_connections: usize,
+    /// How long a client may take to send a request, and to take some of an answer.
+    pub http_client_timeout: Duration,
     /// Memory that one query may have, in bytes.
     pub query_share_bytes: u64,
     /// Where queries spill to; `None` is `_spill` in the data folder.
@@ -331,6 +359,10 @@ pub struct Config {
     pub min_disk_free_bytes: u64,
     /// Certificates and credentials; `None`: loopback only, and everybody is let in.
     pub access: Option<access::Files>,
+    /// Which times of rows are believed.
+    pub clock: Clock,
+    /// What an acknowledgement stands for.
+    pub promise: Promise,
 }
 
 impl Config {
@@ -360,6 +392,9 @@ impl Config {
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
             http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
             http_max_connections: keys.http_max_connections.unwrap_or(2048),
+            http_client_timeout: keys
+                .http_client_timeout
+                .map_or(Duration::from_secs(20), |span| span.0),
             query_share_bytes: keys
                 .query_share_bytes
                 .map_or(query_memory_bytes / 2, |size| size.0),
@@ -375,6 +410,15 @@ impl Config {
                 keys.tls_client_ca,
                 keys.credentials,
             )?,
+            clock: Clock {
+                ahead: keys
+                    .clock_ahead
+                    .map_or(Duration::from_secs(24 * 3600), |span| span.0),
+                behind: keys
+                    .clock_behind
+                    .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
+            },
+            promise: keys.promise.unwrap_or(Promise::Fsync),
         };
         config.check()?;
         Ok(config)
@@ -400,6 +444,9 @@ impl Config {
         }
         if self.http_max_connections == 0 {
             bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
+        }
+        if self.http_client_timeout.is_zero() {
+            bail!("http_client_timeout is 0; it must be at least 1ms");
         }
         if self.query_share_bytes == 0 || self.query_share_bytes > self.query_memory_bytes {
             bail!(
@@ -493,6 +540,10 @@ http_listen = "{}"
 # Most connections to the HTTP door at a time; one more is closed at once. Default 2048.
 http_max_connections = {}
 
+# How long an HTTP client may take for a request's head, for its body, and to take some of what
+# was written to it; then its connection is closed. Default "20s".
+http_client_timeout = "{}"
+
 # Memory that one query may have, so that others find some too. Sorts, joins and aggregations that
 # need more spill to disk; what cannot spill fails. Default half of query_memory_bytes.
 query_share_bytes = "{}"
@@ -519,6 +570,19 @@ min_disk_free_bytes = "{}"
 {}
 {}
 {}
+
+# How far from the collector's clock the time of a row may be. A row beyond it is kept with its
+# time as it was sent, in the partition of the hour in which it arrived, and counted in
+# batches.misdated_rows: a host with a wrong clock makes no partitions in other centuries.
+# Defaults "24h" and "744h" (31 days).
+clock_ahead = "{}"
+clock_behind = "{}"
+
+# What an acknowledgement stands for. "fsync": the batch is on this machine's disk (in _wal), and
+# goes to the tables within commit_interval. "store": its rows are committed to the tables, on
+# their storage, before it is acknowledged; nothing is lost with this machine, each batch takes some
+# hundred milliseconds. Default "fsync".
+promise = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -530,6 +594,7 @@ min_disk_free_bytes = "{}"
             toml::Value::String(self.log.clone()),
             self.http_listen,
             self.http_max_connections,
+            Span(self.http_client_timeout),
             ByteSize(self.query_share_bytes),
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),
@@ -538,6 +603,9 @@ min_disk_free_bytes = "{}"
             access("tls_key", |files| &files.tls.key),
             access("tls_client_ca", |files| &files.tls.client_ca),
             access("credentials", |files| &files.credentials),
+            Span(self.clock.ahead),
+            Span(self.clock.behind),
+            self.promise,
         )
     }
 }
@@ -631,6 +699,8 @@ mod tests {
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
             spill_dir: Some("/tmp/spill".into()),
+            clock_ahead: Some(Span(Duration::from_secs(60))),
+            promise: Some(Promise::Store),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

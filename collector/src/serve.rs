@@ -27,10 +27,16 @@ use crate::access::guard::Guarded;
 use crate::access::tls::Protocol;
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
+use crate::doors::http::{self, HttpDoor};
 use crate::folder::Lock;
+use crate::ingest::marks::Marks;
+use crate::ingest::promise::Promise;
 use crate::ingest::wal::Wal;
-use crate::ingest::{Counts, Service};
+use crate::ingest::{Counts, Keeper, Limits, Service};
+use crate::lake::committer::direct::{self, Direct};
+use crate::lake::committer::recover;
 use crate::lake::{Lake, committer};
+use crate::metrics::health::Health;
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
@@ -56,6 +62,16 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .local_addr()
         .context("failed to read the port listened on")?;
 
+    let http_listener = match config.http_listen.address() {
+        None => None,
+        Some(address) => {
+            let listener = TcpListener::bind(address).await.with_context(|| {
+                format!("failed to serve HTTP on {address}; http_listen can be another address, or \"off\"")
+            })?;
+            Some(listener)
+        }
+    };
+
     let access = match &config.access {
         Some(files) => Access::open(files.clone(), &data)?,
         None => Access::none(),
@@ -64,18 +80,24 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
-    committer::forget_committed(&wal, &lake).await?;
+    recover::recover(&wal, &lake, &config.clock).await?;
+    if config.promise == Promise::Store {
+        direct::redo(&lake).await?;
+    }
+    let marks = Marks::new(Arc::clone(&wal), Arc::clone(&lake));
+    recover::remember(&wal, &lake, &marks).await?;
     let backlog = wal.backlog();
     tracing::info!(data = %data.display(), %address, batches = backlog.files, bytes = backlog.bytes, "starting");
 
     let (stop_intake, intake_stopping) = watch::channel(false);
     let (stop_commits, commits_stopping) = watch::channel(false);
-    let commits = tokio::spawn(committer::run(
+    let commits = committer::start(
         Arc::clone(&wal),
         Arc::clone(&lake),
         config.commit_interval,
         commits_stopping,
-    ));
+    )
+    .context("failed to start the committer's thread")?;
     let queries = Pool::new().context("failed to start the query threads")?;
     let (query_log, log_writer) = query::log::new();
     let folder = open_for_queries(&data, config).await?;
@@ -87,11 +109,27 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         stop_commits.subscribe(),
     ));
     let counts = Arc::new(Counts::default());
+    let health = Arc::new(Health::new(
+        data.clone(),
+        Arc::clone(&wal),
+        config.wal_limit_bytes,
+        config.min_disk_free_bytes,
+        config.commit_interval,
+        gate.clone(),
+    ));
+    let keeper = match config.promise {
+        Promise::Fsync => Keeper::Log(Arc::clone(&wal)),
+        Promise::Store => Keeper::Table(Direct::start(Arc::clone(&lake), wal.id()).await?),
+    };
+    let limits = Limits {
+        max_batch_bytes: config.max_batch_bytes,
+        clock: config.clock,
+    };
     let ingest = Service::new(
-        wal,
-        lake,
+        keeper,
+        marks,
         Arc::clone(&counts),
-        config.max_batch_bytes,
+        limits,
         intake_stopping.clone(),
     );
     let ingest =
@@ -108,6 +146,23 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     });
     let connections = Doorway::open(listener, access.clone(), Protocol::Grpc)
         .context("failed to accept connections")?;
+    let http = match http_listener {
+        None => None,
+        Some(listener) => {
+            let address = listener
+                .local_addr()
+                .context("failed to read the port of the HTTP door")?;
+            let doorway = Doorway::open(listener, access.clone(), Protocol::Http)
+                .context("failed to accept HTTP connections")?;
+            let door = HttpDoor::new(gate.clone(), access.clone(), Arc::clone(&health));
+            let bounds = http::Bounds {
+                connections: config.http_max_connections,
+                patience: config.http_client_timeout,
+            };
+            let task = tokio::spawn(http::serve(doorway, door, bounds, intake_stopping.clone()));
+            Some((address, task))
+        }
+    };
     let mut server_stopping = intake_stopping;
     let server = Server::builder()
         // An agent's host that vanished must not hold its stream for ever.
@@ -117,14 +172,17 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .add_service(Guarded::for_agents(&access, RecorderServer::new(desk)))
         .add_service(Guarded::for_readers(
             &access,
-            FlightServiceServer::new(FlightDoor::new(gate)),
+            FlightServiceServer::new(FlightDoor::new(gate, access.clone())),
         ))
         .serve_with_incoming_shutdown(connections, async move {
             // An error means that the sender is gone, which is a stop too.
             let _ = server_stopping.wait_for(|stopping| *stopping).await;
         });
     let mut server = tokio::spawn(server);
-    announce(address)?;
+    announce("listening", address)?;
+    if let Some((address, _)) = &http {
+        announce("http", *address)?;
+    }
 
     let served = tokio::select! {
         _ = interrupt.recv() => None,
@@ -132,12 +190,18 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         ended = &mut server => Some(ended),
     };
     tracing::info!("stopping");
+    health.stops();
     stop_intake.send_replace(true);
+    let give_up = tokio::time::Instant::now() + GRACE;
     let served = match served {
         Some(ended) => Some(ended),
-        None => tokio::time::timeout(GRACE, &mut server).await.ok(),
+        None => tokio::time::timeout_at(give_up, &mut server).await.ok(),
     };
     server.abort();
+    if let Some((_, mut task)) = http {
+        let _ = tokio::time::timeout_at(give_up, &mut task).await;
+        task.abort();
+    }
     stop_commits.send_replace(true);
     query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
@@ -177,11 +241,11 @@ async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder
     Ok(Folder::open(data, options).await?)
 }
 
-/// The line that whoever started the process waits for.
-fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
+/// The lines that whoever started the process waits for: first where agents come in.
+fn announce(what: &str, address: std::net::SocketAddr) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
-    writeln!(out, "listening on {address}")
+    writeln!(out, "{what} on {address}")
         .and_then(|()| out.flush())
         .context("failed to write to standard output")
 }
@@ -198,7 +262,11 @@ fn log_counts(counts: &Counts) {
         stored = counts.stored.load(Ordering::Relaxed),
         duplicate = counts.duplicate.load(Ordering::Relaxed),
         rejected = counts.rejected.load(Ordering::Relaxed),
+        conflicting = counts.conflicting.load(Ordering::Relaxed),
         put_off = counts.retry.load(Ordering::Relaxed),
+        missing = counts.missing.load(Ordering::Relaxed),
+        rows = counts.rows.load(Ordering::Relaxed),
+        misdated_rows = counts.misdated_rows.load(Ordering::Relaxed),
         "stopped; batches since the start"
     );
 }

@@ -2,3 +2,4 @@
 //! [gate](crate::query::Gate) for everything else.
 
 pub mod flight;
+pub mod http;

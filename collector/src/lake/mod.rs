@@ -4,7 +4,8 @@
 //! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
 //!   partition columns where the table has a time;
 //! - a commit carries, for each agent whose batches are in it, one application transaction:
-//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
+//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far. One
+//!   more tells how far the log went that the batches came from ([`committer`]).
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
 //!   resent batch from counting twice;
 //! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
@@ -12,12 +13,13 @@
 
 pub mod append;
 pub mod committer;
+mod marks;
 pub mod rows;
 pub mod store;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
@@ -27,6 +29,7 @@ use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
 use url::Url;
 use vramscope_wire::Table;
 
+use marks::Marks;
 use store::DurableStore;
 
 /// What can go wrong with a table.
@@ -86,9 +89,8 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
 #[derive(Debug)]
 pub struct Lake {
     tables: BTreeMap<Table, RwLock<DeltaTable>>,
-    /// Transactions that were looked up or committed: a look-up reads the table's log, and a
-    /// commit needs one for each of its agents. Only this process writes them.
-    marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
+    /// Of each table, how far agents and logs go in it.
+    marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
 }
 
 impl Lake {
@@ -100,8 +102,11 @@ impl Lake {
             tables.insert(table, RwLock::new(open_table(data, table).await?));
         }
         Ok(Lake {
+            marks: tables
+                .keys()
+                .map(|table| (*table, tokio::sync::Mutex::default()))
+                .collect(),
             tables,
-            marks: Mutex::default(),
         })
     }
 
@@ -121,46 +126,26 @@ impl Lake {
             .unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    /// The highest `batch_seq` of an agent in one table, 0 if there is none.
-    pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
-        let key = (table, Arc::from(agent));
-        if let Some(known) = self.marks().get(&key) {
-            return Ok(*known);
+    /// How far a name goes in one table, 0 if it does not: of an agent its highest `batch_seq`
+    /// there. Of the table's state that [`Lake::table`] gives.
+    pub async fn committed(&self, table: Table, name: &str) -> Result<u64, LakeError> {
+        // Every open table has them.
+        let mut marks = self.marks[&table].lock().await;
+        let version = self.tables[&table]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .version();
+        if !marks.knows(version) {
+            let state = self.table(table);
+            marks.catch_up(&state).await.map_err(delta_error(table))?;
         }
-        let found = transaction(&self.table(table), agent)
-            .await
-            .map_err(delta_error(table))?;
-        // A commit may have raised it meanwhile.
-        let mut marks = self.marks();
-        let mark = marks.entry(key).or_insert(found);
-        *mark = found.max(*mark);
-        Ok(*mark)
-    }
-
-    /// Takes over what a commit left: the table's new state and the agents' new marks.
-    fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
-        self.set(table, state);
-        self.marks().extend(
-            highest
-                .into_iter()
-                .map(|(agent, seq)| ((table, agent), seq)),
-        );
-    }
-
-    /// Takes over a state that was read anew, with whatever marks it holds.
-    fn reloaded(&self, table: Table, state: DeltaTable) {
-        self.set(table, state);
-        self.marks().retain(|(of, _), _| *of != table);
-    }
-
-    fn marks(&self) -> MutexGuard<'_, HashMap<(Table, Arc<str>), u64>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(marks.get(name))
     }
 
     /// The highest `batch_seq` of an agent in any table, 0 if there is none.
     pub async fn highest_committed(&self, agent: &str) -> Result<u64, LakeError> {
         let mut highest = 0;
-        for table in Table::ALL {
+        for table in Table::FROM_AGENTS {
             highest = self.committed(table, agent).await?.max(highest);
         }
         Ok(highest)

@@ -87,16 +87,16 @@ pub struct Metrics {
 
     /// Batches answered, by outcome and cause.
     pub batches: Family<BatchLabels, Counter>,
-    /// Rows of batches stored.
-    pub batch_rows: Counter,
-    /// Bytes of batches stored.
-    pub batch_bytes: Counter,
+    batch_rows: Counter,
+    batch_bytes: Counter,
     /// From the whole batch received to its acknowledgement.
     pub ack_seconds: Histogram,
     /// Agents' streams that are open.
     pub streams: Gauge,
-    /// Holes in an agent's batch numbers.
-    pub gaps: Counter,
+    /// Numbers that agents left out before a batch that was stored.
+    pub missing: Counter,
+    /// Rows whose time was not believed.
+    pub misdated_rows: Counter,
     /// Batches sent again with other content.
     pub conflicts: Counter,
     /// Batches that one fsync of the log made durable.
@@ -181,7 +181,8 @@ impl Metrics {
             batch_bytes: Counter::default(),
             ack_seconds: seconds(),
             streams: Gauge::default(),
-            gaps: Counter::default(),
+            missing: Counter::default(),
+            misdated_rows: Counter::default(),
             conflicts: Counter::default(),
             group_batches: counts(),
             group_seconds: seconds(),
@@ -249,9 +250,14 @@ impl Metrics {
             self.streams.clone(),
         );
         registry.register(
-            "ingest_gaps",
-            "Holes found in an agent's batch numbers",
-            self.gaps.clone(),
+            "ingest_missing_batches",
+            "Numbers that agents left out before batches that were stored",
+            self.missing.clone(),
+        );
+        registry.register(
+            "ingest_misdated_rows",
+            "Rows stored whose time is too far from the collector's clock",
+            self.misdated_rows.clone(),
         );
         registry.register(
             "ingest_conflicts",
@@ -415,6 +421,12 @@ impl Metrics {
         let labels = BatchLabels { outcome, cause };
         self.batches.get_or_create(&labels).inc();
         self.ack_seconds.observe(waited.as_secs_f64());
+    }
+
+    /// A batch was stored.
+    pub fn stored(&self, rows: u64, bytes: u64) {
+        self.batch_rows.inc_by(rows);
+        self.batch_bytes.inc_by(bytes);
     }
 
     /// A table has new rows.

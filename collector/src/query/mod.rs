@@ -9,6 +9,7 @@
 //! - a query can be cancelled by whoever asked, by an administrator, and by going away;
 //! - each question makes one row of `query_log`, however it ends ([`log`]).
 
+pub mod bind;
 pub mod failure;
 pub mod line;
 pub mod log;

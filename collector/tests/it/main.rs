@@ -4,6 +4,9 @@
 mod access;
 mod cli;
 mod crash;
+mod flight;
+mod hostile;
+mod http;
 mod ingest;
 mod query;
 mod requests;
