@@ -279,6 +279,10 @@ impl Access {
 
     /// A connection of a TLS door that came to nothing.
     pub fn handshake_failed(&self, from: SocketAddr, protocol: Protocol, why: &str) {
+        let door = DoorLabels {
+            door: protocol.name(),
+        };
+        METRICS.access.handshakes_failed.get_or_create(&door).inc();
         let count = 1 + self
             .shared
             .handshakes_failed
