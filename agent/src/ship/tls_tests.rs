@@ -4,7 +4,9 @@
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
-use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
@@ -49,8 +51,9 @@ struct Ca {
 }
 
 impl Ca {
-    fn new() -> Ca {
+    fn new(name: &str) -> Ca {
         let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         Ca {
@@ -83,6 +86,9 @@ impl Ca {
     }
 
     fn serve(&self, listener: TcpListener, stub: &Stub) -> tokio::task::JoinHandle<()> {
+        // tonic's server, unlike its client, names no provider where two are linked. An error
+        // means that it is installed.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let (cert, key) = self.sign("localhost", ExtendedKeyUsagePurpose::ServerAuth);
         let tls = ServerTlsConfig::new()
             .identity(Identity::from_pem(cert, key))
@@ -125,7 +131,7 @@ async fn send(shipment: &Shipment, next: u64) {
 async fn certificates_are_read_at_each_connection() {
     let (spool, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stub = Stub::default();
-    let first = Ca::new();
+    let first = Ca::new("first");
     let certificates = first.write(files.path());
     let (listener, url) = listen().await;
     let server = first.serve(listener, &stub);
@@ -136,7 +142,7 @@ async fn certificates_are_read_at_each_connection() {
     assert_eq!(*stub.0.lock().unwrap(), [1]);
     server.abort();
 
-    let second = Ca::new();
+    let second = Ca::new("second");
     let (listener, url) = listen().await;
     let server = second.serve(listener, &stub);
     shipment.collector = url;
@@ -152,7 +158,7 @@ async fn certificates_are_read_at_each_connection() {
 #[tokio::test]
 async fn what_is_wrong_is_said() {
     let (spool, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let ca = Ca::new();
+    let ca = Ca::new("ours");
     let (listener, url) = listen().await;
     let server = ca.serve(listener, &Stub::default());
     let fails = async |certificates: &Certificates| {
@@ -174,10 +180,10 @@ async fn what_is_wrong_is_said() {
     assert!(error.contains("holds nothing usable"), "{error}");
     // The collector is of another CA.
     let other = tempfile::tempdir().unwrap();
-    let error = fails(&Ca::new().write(other.path())).await;
+    let error = fails(&Ca::new("other").write(other.path())).await;
     assert!(error.contains("UnknownIssuer"), "{error}");
     // The agent is: it trusts the collector, and the collector does not trust it.
-    let certificates = Ca::new().write(other.path());
+    let certificates = Ca::new("other").write(other.path());
     std::fs::write(&certificates.ca, &ca.pem).unwrap();
     let error = fails(&certificates).await;
     assert!(

@@ -20,6 +20,7 @@ use anyhow::{Context, bail};
 use arrow::array::{AsArray, RecordBatch};
 
 use super::{Access, Caller, Denied};
+use crate::metrics::METRICS;
 
 /// Who sends batches or answers requests on one stream.
 #[derive(Clone)]
@@ -115,7 +116,7 @@ impl Agent {
         let task = tokio::task::spawn_blocking(move || this.check_now(&agent, &host));
         let checked = task.await.context("failed to look the agent up")??;
         if let Err(impostor) = &checked {
-            self.alarm(impostor);
+            Agent::alarm(impostor);
         }
         Ok(checked)
     }
@@ -153,8 +154,8 @@ impl Agent {
     }
 
     /// Writes an impostor down.
-    pub fn alarm(&self, impostor: &Impostor) {
-        self.access.count_impostor();
+    pub fn alarm(impostor: &Impostor) {
+        METRICS.access.impostors.inc();
         tracing::error!("an agent writes as another: {impostor}");
     }
 }

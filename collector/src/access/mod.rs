@@ -36,6 +36,7 @@ use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+use crate::metrics::{DoorLabels, METRICS, ReloadLabels};
 use agents::Bindings;
 use credentials::{Credentials, Digest};
 use rustls::ServerConfig;
@@ -184,10 +185,8 @@ struct Shared {
     configured: Option<Configured>,
     throttle: Throttle,
     sessions: Mutex<HashMap<Digest, Session>>,
+    /// For the log's sake; the metric is by door.
     handshakes_failed: AtomicU64,
-    reloads: AtomicU64,
-    reloads_failed: AtomicU64,
-    impostors: AtomicU64,
 }
 
 struct Configured {
@@ -206,23 +205,6 @@ struct Session {
     began: Instant,
 }
 
-/// What happened at the doors since the start, for metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted {
-    /// Wrong passwords and tokens.
-    pub attempts_failed: u64,
-    /// Connections that were closed because no TLS came about.
-    pub handshakes_failed: u64,
-    /// Files that changed and are in force.
-    pub reloads: u64,
-    /// Files that changed and are broken; what was in force before still is.
-    pub reloads_failed: u64,
-    /// Batches and calls of agents in another one's name.
-    pub impostors: u64,
-    /// When the collector's certificate ends, seconds since 1970.
-    pub certificate_expires: Option<i64>,
-}
-
 impl Access {
     /// No credentials: everybody is [`Caller::on_loopback`].
     pub fn none() -> Access {
@@ -234,6 +216,7 @@ impl Access {
     pub fn open(files: Files, data: &Path) -> anyhow::Result<Access> {
         let seen = (files.stamp_of_credentials(), files.stamp_of_tls());
         let tls = Configs::load(&files.tls)?;
+        METRICS.access.certificate_expires.set(tls.expires);
         if tls.expires < unix_now() {
             tracing::error!(cert = %files.tls.cert.display(), "the collector's certificate has expired: nobody will believe it");
         }
@@ -254,9 +237,6 @@ impl Access {
                 throttle: Throttle::default(),
                 sessions: Mutex::default(),
                 handshakes_failed: AtomicU64::new(0),
-                reloads: AtomicU64::new(0),
-                reloads_failed: AtomicU64::new(0),
-                impostors: AtomicU64::new(0),
             }),
         }
     }
@@ -299,33 +279,16 @@ impl Access {
 
     /// A connection of a TLS door that came to nothing.
     pub fn handshake_failed(&self, from: SocketAddr, protocol: Protocol, why: &str) {
+        let door = DoorLabels {
+            door: protocol.name(),
+        };
+        METRICS.access.handshakes_failed.get_or_create(&door).inc();
         let count = 1 + self
             .shared
             .handshakes_failed
             .fetch_add(1, Ordering::Relaxed);
         if count.is_power_of_two() {
             tracing::warn!(%from, door = protocol.name(), count, "no TLS connection: {why}");
-        }
-    }
-
-    fn count_impostor(&self) {
-        self.shared.impostors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// What happened since the start.
-    pub fn counted(&self) -> Counted {
-        let shared = &self.shared;
-        let expires = shared.configured.as_ref().map(|configured| {
-            let tls = configured.tls.read();
-            tls.unwrap_or_else(PoisonError::into_inner).expires
-        });
-        Counted {
-            attempts_failed: shared.throttle.total(),
-            handshakes_failed: shared.handshakes_failed.load(Ordering::Relaxed),
-            reloads: shared.reloads.load(Ordering::Relaxed),
-            reloads_failed: shared.reloads_failed.load(Ordering::Relaxed),
-            impostors: shared.impostors.load(Ordering::Relaxed),
-            certificate_expires: expires,
         }
     }
 
@@ -348,23 +311,24 @@ impl Access {
             };
             let now = (files.stamp_of_credentials(), files.stamp_of_tls());
             if asked || now.0 != seen.0 {
-                self.reloaded(configured.reload_credentials());
+                Self::reloaded(configured.reload_credentials());
             }
             if asked || now.1 != seen.1 {
-                self.reloaded(configured.reload_tls());
+                Self::reloaded(configured.reload_tls());
             }
             seen = now;
         }
     }
 
-    fn reloaded(&self, result: anyhow::Result<&Path>) {
+    fn reloaded(result: anyhow::Result<&Path>) {
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        let reloads = &METRICS.access.reloads;
+        reloads.get_or_create(&ReloadLabels { outcome }).inc();
         match result {
             Ok(path) => {
-                self.shared.reloads.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(file = %path.display(), "read anew");
             }
             Err(error) => {
-                self.shared.reloads_failed.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("{error:#}; what was in force before still is");
             }
         }
@@ -505,6 +469,7 @@ impl Configured {
 
     fn reload_tls(&self) -> anyhow::Result<&Path> {
         let new = Configs::load(&self.files.tls)?;
+        METRICS.access.certificate_expires.set(new.expires);
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(&self.files.tls.cert)
     }

@@ -350,6 +350,7 @@ fn config_file(dir: &Path) -> String {
         "# What `vramscope-collector serve --config` takes; `--print-config` shows every key.\n\n\
          # From other hosts too, with TLS and credentials.\n\
          listen = \"0.0.0.0:7717\"\n\
+         http_listen = \"0.0.0.0:7718\"\n\
          tls_cert = {}\n\
          tls_key = {}\n\
          tls_client_ca = {}\n\

@@ -350,7 +350,7 @@ impl Shared {
             Ok(checked) => checked,
             Err(reason) => {
                 if let Reject::Impostor(impostor) = &reason {
-                    sender.alarm(impostor);
+                    Agent::alarm(impostor);
                 }
                 mark.reject(seq);
                 return Answer::Rejected(reason);

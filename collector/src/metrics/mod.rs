@@ -7,6 +7,7 @@
 //! - labels have few values, none of which a client chooses;
 //! - there is one set for the process: it counts from anywhere, without being handed around.
 
+mod access;
 pub mod health;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use vramscope_wire::{SCHEMA_VERSION, Table};
+
+pub use access::{AccessMetrics, ReloadLabels};
 
 /// The process's metrics.
 pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -134,6 +137,9 @@ pub struct Metrics {
     /// Connections turned away because there were too many, by door.
     pub connections_refused: Family<DoorLabels, Counter>,
 
+    /// Whom the doors turned away.
+    pub access: AccessMetrics,
+
     backlog_batches: Gauge,
     backlog_bytes: Gauge,
     disk_free: Gauge,
@@ -203,6 +209,7 @@ impl Metrics {
             http_requests: Family::default(),
             connections: Family::default(),
             connections_refused: Family::default(),
+            access: AccessMetrics::default(),
             backlog_batches: Gauge::default(),
             backlog_bytes: Gauge::default(),
             disk_free: Gauge::default(),
@@ -214,6 +221,7 @@ impl Metrics {
         metrics.register_ingest(&mut registry);
         metrics.register_lake(&mut registry);
         metrics.register_queries(&mut registry);
+        metrics.access.register(&mut registry);
         metrics.register_process(&mut registry);
         Metrics {
             registry,
