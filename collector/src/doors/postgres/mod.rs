@@ -2,7 +2,7 @@
 //!
 //! It speaks protocol 3 (3.0 and 3.2): [`frame`] reads what clients send, [`startup`] lets them in,
 //! [`session`] answers. The formats of what is sent are `pgwire`'s, values in PostgreSQL's types are
-//! `arrow-pg`'s ([`rows`]). Questions go through the gate like those of every door, planned by
+//! `arrow-pg`'s ([`rows`], [`spelling`]). Questions go through the gate like those of every door, planned by
 //! [`planner`] because this protocol has its own dialect, parameters and [`catalog`].
 //!
 //! Invariants:
@@ -17,6 +17,7 @@ mod planner;
 mod rows;
 mod session;
 mod settings;
+mod spelling;
 mod startup;
 mod statement;
 mod values;

@@ -21,7 +21,7 @@ use datafusion::prelude::SessionContext;
 use datafusion::sql::parser::{DFParser, Statement};
 use datafusion::sql::resolve::resolve_table_references;
 use datafusion::sql::sqlparser::ast::{
-    self, Expr, Value, visit_expressions, visit_expressions_mut,
+    self, Expr, Value, Visit, Visitor, visit_expressions, visit_expressions_mut,
 };
 use datafusion::sql::sqlparser::dialect::PostgreSqlDialect;
 use datafusion::sql::sqlparser::keywords::Keyword;
@@ -175,6 +175,12 @@ async fn infer(
     statement: &Statement,
     given: Vec<Option<Type>>,
 ) -> Result<Vec<Type>, Error> {
+    let mut given = given;
+    for index in limits_of(statement) {
+        if let Some(open @ None) = given.get_mut(index) {
+            *open = Some(Type::INT8);
+        }
+    }
     let mut found = HashMap::new();
     if given.iter().any(Option::is_none) {
         let mut open = statement.clone();
@@ -200,6 +206,34 @@ async fn infer(
         })
     });
     Ok(types.collect())
+}
+
+/// Parameters that are a LIMIT or an OFFSET, from 0: the engine does not say of what type those are.
+fn limits_of(statement: &Statement) -> Vec<usize> {
+    struct Limits(Vec<usize>);
+    impl Visitor for Limits {
+        type Break = ();
+        fn pre_visit_query(&mut self, query: &ast::Query) -> ControlFlow<()> {
+            if let Some(ast::LimitClause::LimitOffset { limit, offset, .. }) = &query.limit_clause {
+                let offset = offset.as_ref().map(|offset| &offset.value);
+                let numbers = limit.iter().chain(offset).filter_map(index_of);
+                self.0.extend(numbers);
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    let mut statement = statement.clone();
+    let mut limits = Limits(Vec::new());
+    if let Some(statement) = inner(&mut statement) {
+        let _ = Visit::visit(statement, &mut limits);
+    }
+    limits.0
+}
+
+/// The number of a parameter, from 0.
+fn index_of(expression: &Expr) -> Option<usize> {
+    let number: usize = number_of(expression)?.strip_prefix('$')?.parse().ok()?;
+    number.checked_sub(1)
 }
 
 /// The statement below EXPLAIN, if it is one of the parser's.
@@ -255,11 +289,8 @@ fn put_literals(
         return Ok(());
     };
     let done = visit_expressions_mut(statement, |expression| {
-        let number = number_of(expression)
-            .and_then(|name| name.strip_prefix('$'))
-            .and_then(|number| number.parse::<usize>().ok());
-        if let Some(number) = number {
-            match literal(number - 1) {
+        if let Some(index) = index_of(expression) {
+            match literal(index) {
                 Ok(Some(value)) => *expression = value,
                 Ok(None) => {}
                 Err(failure) => return ControlFlow::Break(failure),

@@ -529,7 +529,7 @@ impl Session {
         loop {
             if let Some(rows) = &mut answer.rows {
                 while most.is_none_or(|most| sent < most) {
-                    let Some(row) = rows.next() else {
+                    let Some(row) = rows.next_row() else {
                         answer.rows = None;
                         break;
                     };
