@@ -11,4 +11,5 @@ mod ingest;
 mod query;
 mod requests;
 mod support;
+mod url;
 mod versions;
