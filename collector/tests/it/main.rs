@@ -13,4 +13,5 @@ mod query;
 mod requests;
 mod support;
 mod upkeep;
+mod url;
 mod versions;
