@@ -276,8 +276,8 @@ async fn nobody_comes_in_without_or_in_the_clear() {
             "{error}"
         );
     }
-    let client = FlightSqlServiceClient::new(connect(&collector, site.tls()).await.unwrap());
-    let mut client = client;
+    let channel = connect(&collector, site.tls()).await.unwrap();
+    let mut client = FlightSqlServiceClient::new(channel);
     let error = client
         .execute("SELECT 1".into(), None)
         .await
