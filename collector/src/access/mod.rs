@@ -279,9 +279,12 @@ impl Access {
 
     /// A connection of a TLS door that came to nothing.
     pub fn handshake_failed(&self, from: SocketAddr, protocol: Protocol, why: &str) {
-        let door = DoorLabels {
-            door: protocol.name(),
+        let door = match protocol {
+            // As the other metrics have it.
+            Protocol::Postgres => "postgres",
+            other => other.name(),
         };
+        let door = DoorLabels { door };
         METRICS.access.handshakes_failed.get_or_create(&door).inc();
         let count = 1 + self
             .shared

@@ -31,6 +31,18 @@ pub struct AccessMetrics {
 }
 
 impl AccessMetrics {
+    /// As [`super::Metrics::begin_at_zero`].
+    pub(super) fn begin_at_zero(&self) {
+        for door in ["grpc", "http", "postgres"] {
+            let labels = DoorLabels { door };
+            drop(self.denied.get_or_create(&labels));
+            drop(self.handshakes_failed.get_or_create(&labels));
+        }
+        for outcome in ["ok", "failed"] {
+            drop(self.reloads.get_or_create(&ReloadLabels { outcome }));
+        }
+    }
+
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "access_denied",

@@ -255,6 +255,7 @@ impl Metrics {
         let labels = DoorLabels { door: "http" };
         drop(self.connections.get_or_create(&labels));
         drop(self.connections_refused.get_or_create(&labels));
+        self.access.begin_at_zero();
     }
 
     fn register_ingest(&self, registry: &mut Registry) {
