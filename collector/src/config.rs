@@ -14,6 +14,8 @@ use serde::{Deserialize, Deserializer};
 use crate::access::{self, tls::TlsFiles};
 use crate::ingest::placing::Clock;
 use crate::ingest::promise::Promise;
+use crate::lake::upkeep::retention::Retention;
+use crate::lake::upkeep::{self, vacuum};
 
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,18 +71,26 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// A length of time such as `500ms`, `2s`, `5m`.
+/// A length of time such as `500ms`, `2s`, `5m`, `12h`, `7d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
+
+/// "ms" before "m" and "s", which are its ends.
+const TIMES: [(&str, u64); 5] = [
+    ("ms", 1),
+    ("s", 1_000),
+    ("m", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+];
 
 impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("{text:?} is not a length of time; write a number with ms, s, m or h");
-        // "ms" before "m" and "s", which are its ends.
-        let (digits, unit_ms) = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)]
+            || format!("{text:?} is not a length of time; write a number with ms, s, m, h or d");
+        let (digits, unit_ms) = TIMES
             .into_iter()
             .find_map(|(name, ms)| text.strip_suffix(name).map(|digits| (digits, ms)))
             .ok_or_else(wrong)?;
@@ -93,7 +103,9 @@ impl FromStr for Span {
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
-        if ms.is_multiple_of(1000) {
+        if ms > 0 && ms.is_multiple_of(86_400_000) {
+            write!(f, "{}d", ms / 86_400_000)
+        } else if ms.is_multiple_of(1000) {
             write!(f, "{}s", ms / 1000)
         } else {
             write!(f, "{ms}ms")
@@ -253,6 +265,28 @@ pub struct Keys {
     )]
     pub min_disk_free_bytes: Option<ByteSize>,
 
+    // The PostgreSQL door.
+    /// Address for PostgreSQL clients, or "off" [default: 127.0.0.1:7719]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_LISTEN"
+    )]
+    pub postgres_listen: Option<Listen>,
+    /// Most PostgreSQL clients at a time [default: 200]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_MAX_CONNECTIONS"
+    )]
+    pub postgres_max_connections: Option<usize>,
+    /// Time after which a PostgreSQL client that asks nothing is sent away [default: 1h]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_IDLE_TIMEOUT"
+    )]
+    pub postgres_idle_timeout: Option<Span>,
     /// The collector's certificate, PEM; with the next three keys it turns on TLS and
     /// credentials on every port
     #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CERT")]
@@ -279,6 +313,29 @@ pub struct Keys {
     /// rows are committed to the table, on its storage) [default: fsync]
     #[arg(long, value_name = "PROMISE", env = "VRAMSCOPE_COLLECTOR_PROMISE")]
     pub promise: Option<Promise>,
+
+    // The lake's upkeep.
+    /// How long rows are kept, by table: alloc_events=7d,stack_windows=400d; `forever` keeps all
+    /// [default: alloc_events=7d, the others 400d]
+    #[arg(
+        long,
+        value_name = "TABLE=TIME,…",
+        env = "VRAMSCOPE_COLLECTOR_RETENTION"
+    )]
+    pub retention: Option<Retention>,
+    /// Time between two looks for files to merge [default: 15s]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_UPKEEP_INTERVAL")]
+    pub upkeep_interval: Option<Span>,
+    /// Memory that a merge of files may take [default: 256MiB]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "VRAMSCOPE_COLLECTOR_UPKEEP_MEMORY_BYTES"
+    )]
+    pub upkeep_memory_bytes: Option<ByteSize>,
+    /// How long a file stays on disk after nothing refers to it any more [default: 1h]
+    #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_VACUUM_AFTER")]
+    pub vacuum_after: Option<Span>,
 }
 
 impl Keys {
@@ -309,6 +366,11 @@ impl Keys {
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
             query_log_interval: self.query_log_interval.or(below.query_log_interval),
             min_disk_free_bytes: self.min_disk_free_bytes.or(below.min_disk_free_bytes),
+            postgres_listen: self.postgres_listen.or(below.postgres_listen),
+            postgres_max_connections: self
+                .postgres_max_connections
+                .or(below.postgres_max_connections),
+            postgres_idle_timeout: self.postgres_idle_timeout.or(below.postgres_idle_timeout),
             tls_cert: self.tls_cert.or(below.tls_cert),
             tls_key: self.tls_key.or(below.tls_key),
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
@@ -316,6 +378,10 @@ impl Keys {
             clock_ahead: self.clock_ahead.or(below.clock_ahead),
             clock_behind: self.clock_behind.or(below.clock_behind),
             promise: self.promise.or(below.promise),
+            retention: self.retention.or(below.retention),
+            upkeep_interval: self.upkeep_interval.or(below.upkeep_interval),
+            upkeep_memory_bytes: self.upkeep_memory_bytes.or(below.upkeep_memory_bytes),
+            vacuum_after: self.vacuum_after.or(below.vacuum_after),
         }
     }
 }
@@ -357,12 +423,20 @@ pub struct Config {
     pub query_log_interval: Duration,
     /// Room on the data folder's disk below which the collector is not ready, in bytes.
     pub min_disk_free_bytes: u64,
+    /// Where the PostgreSQL door listens.
+    pub postgres_listen: Listen,
+    /// Most PostgreSQL clients at a time.
+    pub postgres_max_connections: usize,
+    /// Time after which a PostgreSQL client that asks nothing is sent away.
+    pub postgres_idle_timeout: Duration,
     /// Certificates and credentials; `None`: loopback only, and everybody is let in.
     pub access: Option<access::Files>,
     /// Which times of rows are believed.
     pub clock: Clock,
     /// What an acknowledgement stands for.
     pub promise: Promise,
+    /// How the lake is kept up.
+    pub upkeep: upkeep::Settings,
 }
 
 impl Config {
@@ -404,6 +478,11 @@ impl Config {
                 .query_log_interval
                 .map_or(Duration::from_secs(5), |span| span.0),
             min_disk_free_bytes: keys.min_disk_free_bytes.map_or(1 << 30, |size| size.0),
+            postgres_listen: keys.postgres_listen.unwrap_or(Listen::loopback(7719)),
+            postgres_max_connections: keys.postgres_max_connections.unwrap_or(200),
+            postgres_idle_timeout: keys
+                .postgres_idle_timeout
+                .map_or(Duration::from_secs(3600), |span| span.0),
             access: access_files(
                 keys.tls_cert,
                 keys.tls_key,
@@ -419,6 +498,16 @@ impl Config {
                     .map_or(Duration::from_secs(31 * 24 * 3600), |span| span.0),
             },
             promise: keys.promise.unwrap_or(Promise::Fsync),
+            upkeep: upkeep::Settings {
+                interval: keys
+                    .upkeep_interval
+                    .map_or(Duration::from_secs(15), |span| span.0),
+                memory_bytes: keys.upkeep_memory_bytes.map_or(256 << 20, |size| size.0),
+                vacuum_after: keys
+                    .vacuum_after
+                    .map_or(Duration::from_secs(3600), |span| span.0),
+                retention: keys.retention.unwrap_or_default(),
+            },
         };
         config.check()?;
         Ok(config)
@@ -441,6 +530,17 @@ impl Config {
         self.check_listen("listen", self.listen)?;
         if let Some(address) = self.http_listen.address() {
             self.check_listen("http_listen", address)?;
+        }
+        if let Some(address) = self.postgres_listen.address() {
+            self.check_listen("postgres_listen", address)?;
+        }
+        if self.postgres_max_connections == 0 {
+            bail!(
+                "postgres_max_connections is 0; to close the door, set postgres_listen to \"off\""
+            );
+        }
+        if self.postgres_idle_timeout.is_zero() {
+            bail!("postgres_idle_timeout is 0; it must be at least 1ms");
         }
         if self.http_max_connections == 0 {
             bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
@@ -472,6 +572,32 @@ impl Config {
         }
         if self.query_timeout.is_zero() {
             bail!("query_timeout is 0; it must be at least 1ms");
+        }
+        self.check_upkeep()
+    }
+
+    fn check_upkeep(&self) -> anyhow::Result<()> {
+        const LEAST_MEMORY: u64 = 128 << 20;
+        let upkeep = &self.upkeep;
+        if upkeep.interval.is_zero() {
+            bail!("upkeep_interval is 0; it must be at least 1ms");
+        }
+        if upkeep.memory_bytes < LEAST_MEMORY {
+            bail!(
+                "upkeep_memory_bytes is {}; a merge of two files takes up to {}",
+                ByteSize(upkeep.memory_bytes),
+                ByteSize(LEAST_MEMORY)
+            );
+        }
+        let (least, most) = (vacuum::LEAST.max(2 * self.query_timeout), vacuum::MOST);
+        if upkeep.vacuum_after < least || upkeep.vacuum_after > most {
+            bail!(
+                "vacuum_after is {}; it must lie between {} (10 minutes, and twice the query_timeout) \
+                 and {}",
+                Span(upkeep.vacuum_after),
+                Span(least),
+                Span(most)
+            );
         }
         Ok(())
     }
@@ -562,6 +688,16 @@ query_log_interval = "{}"
 # Default "1GiB".
 min_disk_free_bytes = "{}"
 
+# The door for PostgreSQL clients (psql, Grafana, DBeaver, drivers). An address, or "off". Port 0
+# picks a free port. Default "127.0.0.1:7719".
+postgres_listen = "{}"
+
+# Most PostgreSQL clients at a time; one more is told so and sent away. Default 200.
+postgres_max_connections = {}
+
+# Time after which a PostgreSQL client that asks nothing is sent away. Default "1h".
+postgres_idle_timeout = "{}"
+
 # TLS and credentials: all four files or none. With them every port speaks TLS, agents show a
 # certificate of tls_client_ca that names their host, and people show a token or a password.
 # Without them everybody who reaches the ports is let in, and only loopback is listened on. The
@@ -583,6 +719,21 @@ clock_behind = "{}"
 # their storage, before it is acknowledged; nothing is lost with this machine, each batch takes some
 # hundred milliseconds. Default "fsync".
 promise = "{}"
+
+# How long rows are kept, by table: a time, or "forever". Whole hours go when their last moment is
+# older. Queries answer for what is kept. Default: alloc_events "7d", all others "400d".
+retention = {}
+
+# Time between two looks for small files to merge. Default "15s".
+upkeep_interval = "{}"
+
+# Memory that a merge of files may take; it takes fewer files at a time rather than more memory.
+# At least 128MiB. Default "256MiB".
+upkeep_memory_bytes = "{}"
+
+# How long a file stays on disk after nothing refers to it any more: queries and other readers that
+# began before have so long to end. Between 10 minutes and 7 days. Default "1h".
+vacuum_after = "{}"
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -599,6 +750,9 @@ promise = "{}"
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),
             ByteSize(self.min_disk_free_bytes),
+            self.postgres_listen,
+            self.postgres_max_connections,
+            Span(self.postgres_idle_timeout),
             access("tls_cert", |files| &files.tls.cert),
             access("tls_key", |files| &files.tls.key),
             access("tls_client_ca", |files| &files.tls.client_ca),
@@ -606,6 +760,10 @@ promise = "{}"
             Span(self.clock.ahead),
             Span(self.clock.behind),
             self.promise,
+            self.upkeep.retention.to_toml(),
+            Span(self.upkeep.interval),
+            ByteSize(self.upkeep.memory_bytes),
+            Span(self.upkeep.vacuum_after),
         )
     }
 }
@@ -659,6 +817,8 @@ mod tests {
         assert!("99999999999TiB".parse::<ByteSize>().is_err());
         assert_eq!("500ms".parse(), Ok(Span(Duration::from_millis(500))));
         assert_eq!("2m".parse(), Ok(Span(Duration::from_secs(120))));
+        assert_eq!("7d".parse(), Ok(Span(Duration::from_secs(604_800))));
+        assert_eq!(Span(Duration::from_secs(604_800)).to_string(), "7d");
         assert!("2".parse::<Span>().is_err());
     }
 
@@ -698,9 +858,11 @@ mod tests {
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
+            postgres_idle_timeout: Some(Span(Duration::from_secs(90))),
             spill_dir: Some("/tmp/spill".into()),
             clock_ahead: Some(Span(Duration::from_secs(60))),
             promise: Some(Promise::Store),
+            retention: Some("alloc_events=36h,traffic=forever".parse().unwrap()),
             ..Keys::default()
         };
         let config = Config::from_keys(keys).unwrap();

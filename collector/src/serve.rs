@@ -4,6 +4,7 @@
 //! Stop: agents' streams end after the batch in hand, queries get a moment, then what is in
 //! the log is committed.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +29,7 @@ use crate::access::tls::Protocol;
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
 use crate::doors::http::{self, HttpDoor};
+use crate::doors::postgres;
 use crate::folder::Lock;
 use crate::ingest::marks::Marks;
 use crate::ingest::promise::Promise;
@@ -35,7 +37,7 @@ use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Keeper, Limits, Service};
 use crate::lake::committer::direct::{self, Direct};
 use crate::lake::committer::recover;
-use crate::lake::{Lake, committer};
+use crate::lake::{Lake, committer, upkeep};
 use crate::metrics::health::Health;
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
@@ -61,6 +63,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let address = listener
         .local_addr()
         .context("failed to read the port listened on")?;
+    let postgres = match config.postgres_listen.address() {
+        Some(wanted) => Some(listen_for_postgres(wanted).await?),
+        None => None,
+    };
 
     let http_listener = match config.http_listen.address() {
         None => None,
@@ -98,6 +104,15 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         commits_stopping,
     )
     .context("failed to start the committer's thread")?;
+    // Some seconds of a fleet's rows wait at any time; more says that commits fall behind.
+    let (log, most) = (Arc::clone(&wal), config.wal_limit_bytes / 64);
+    let pressure: upkeep::Pressure = Arc::new(move || log.backlog().bytes > most);
+    let upkeep = upkeep::run(
+        Arc::clone(&lake),
+        config.upkeep.clone(),
+        upkeep::Pace::new(intake_stopping.clone(), pressure),
+    )
+    .context("failed to start the upkeep's thread")?;
     let queries = Pool::new().context("failed to start the query threads")?;
     let (query_log, log_writer) = query::log::new();
     let folder = open_for_queries(&data, config).await?;
@@ -108,6 +123,21 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.query_log_interval,
         stop_commits.subscribe(),
     ));
+    let postgres_address = postgres.as_ref().map(|(_, address)| *address);
+    let postgres = postgres.map(|(listener, _)| {
+        let bounds = postgres::Bounds {
+            connections: config.postgres_max_connections,
+            idle: config.postgres_idle_timeout,
+        };
+        let stopping = intake_stopping.clone();
+        tokio::spawn(postgres::serve(
+            listener,
+            gate.clone(),
+            access.clone(),
+            bounds,
+            stopping,
+        ))
+    });
     let counts = Arc::new(Counts::default());
     let health = Arc::new(Health::new(
         data.clone(),
@@ -183,6 +213,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     if let Some((address, _)) = &http {
         announce("http", *address)?;
     }
+    if let Some(address) = postgres_address {
+        announce("postgresql", address)?;
+    }
 
     let served = tokio::select! {
         _ = interrupt.recv() => None,
@@ -198,13 +231,20 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         None => tokio::time::timeout_at(give_up, &mut server).await.ok(),
     };
     server.abort();
-    if let Some((_, mut task)) = http {
-        let _ = tokio::time::timeout_at(give_up, &mut task).await;
-        task.abort();
+    for mut door in http.map(|(_, task)| task).into_iter().chain(postgres) {
+        let _ = tokio::time::timeout_at(give_up, &mut door).await;
+        door.abort();
     }
     stop_commits.send_replace(true);
     query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
+    // It pauses every few milliseconds; a commit in hand is waited for.
+    if tokio::task::spawn_blocking(move || upkeep.join())
+        .await
+        .is_err()
+    {
+        tracing::warn!("the upkeep's thread died");
+    }
     log_counts(&counts);
     match served {
         Some(ended) => ended
@@ -241,8 +281,22 @@ async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder
     Ok(Folder::open(data, options).await?)
 }
 
+/// The PostgreSQL door's port.
+async fn listen_for_postgres(wanted: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(wanted).await.with_context(|| {
+        format!(
+            "failed to listen on {wanted} for PostgreSQL clients; set postgres_listen to another \
+             address, or to \"off\""
+        )
+    })?;
+    let address = listener
+        .local_addr()
+        .context("failed to read the port listened on")?;
+    Ok((listener, address))
+}
+
 /// The lines that whoever started the process waits for: first where agents come in.
-fn announce(what: &str, address: std::net::SocketAddr) -> anyhow::Result<()> {
+fn announce(what: &str, address: SocketAddr) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
     writeln!(out, "{what} on {address}")

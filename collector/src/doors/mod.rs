@@ -3,3 +3,4 @@
 
 pub mod flight;
 pub mod http;
+pub mod postgres;

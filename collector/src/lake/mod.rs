@@ -13,9 +13,11 @@
 
 pub mod append;
 pub mod committer;
+pub mod layout;
 mod marks;
 pub mod rows;
 pub mod store;
+pub mod upkeep;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,10 +87,13 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
     move |source| LakeError::Io { path, source }
 }
 
-/// The open tables. Only the committer changes them.
+/// The open tables. The committer adds to them, [`upkeep`] rearranges them.
 #[derive(Debug)]
 pub struct Lake {
     tables: BTreeMap<Table, RwLock<DeltaTable>>,
+    /// Who commits to a table holds its turn, so that commits of one process do not run into each
+    /// other. Commits of other processes are met as Delta does: by trying again.
+    turns: BTreeMap<Table, tokio::sync::Mutex<()>>,
     /// Of each table, how far agents and logs go in it.
     marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
 }
@@ -101,13 +106,47 @@ impl Lake {
         for table in Table::ALL {
             tables.insert(table, RwLock::new(open_table(data, table).await?));
         }
-        Ok(Lake {
-            marks: tables
-                .keys()
-                .map(|table| (*table, tokio::sync::Mutex::default()))
+        Ok(Lake::of(tables))
+    }
+
+    /// Opens the tables that are there, and changes nothing: for who works on a folder that a
+    /// collector may hold.
+    pub async fn attach(data: &Path) -> Result<Lake, LakeError> {
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            let dir = data.join(table.name());
+            if !dir.join("_delta_log").is_dir() {
+                continue;
+            }
+            let mut delta = unopened(data, table)?;
+            delta.load().await.map_err(delta_error(table))?;
+            tables.insert(table, RwLock::new(delta));
+        }
+        Ok(Lake::of(tables))
+    }
+
+    fn of(tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
+        let of_each = || tables.keys().copied();
+        Lake {
+            turns: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
+            marks: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
                 .collect(),
             tables,
-        })
+        }
+    }
+
+    /// The tables that are open, all of them but after [`Lake::attach`].
+    pub fn tables(&self) -> impl Iterator<Item = Table> + '_ {
+        self.tables.keys().copied()
+    }
+
+    /// Waits for the turn to commit to a table.
+    pub async fn turn(&self, table: Table) -> tokio::sync::MutexGuard<'_, ()> {
+        // Every open table has one.
+        self.turns[&table].lock().await
     }
 
     /// The table as of its last commit.
@@ -119,11 +158,23 @@ impl Lake {
             .clone()
     }
 
+    /// Sees what others committed to a table.
+    pub async fn refresh(&self, table: Table) -> Result<(), LakeError> {
+        let mut delta = self.table(table);
+        delta.update_state().await.map_err(delta_error(table))?;
+        self.set(table, delta);
+        Ok(())
+    }
+
+    /// Takes over a newer state; an older one is let go.
     fn set(&self, table: Table, state: DeltaTable) {
         // Every table is inserted in `open`.
-        *self.tables[&table]
+        let mut held = self.tables[&table]
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = state;
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.version() >= held.version() {
+            *held = state;
+        }
     }
 
     /// How far a name goes in one table, 0 if it does not: of an agent its highest `batch_seq`
@@ -167,19 +218,8 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
     let dir = data.join(table.name());
     crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
     store::remove_temporaries(&dir).map_err(io_error(&dir))?;
-    let url = Url::from_directory_path(&dir).map_err(|()| {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
-        LakeError::Io {
-            path: dir.clone(),
-            source,
-        }
-    })?;
     let failed = || delta_error(table);
-    let mut delta = DeltaTableBuilder::from_url(url.clone())
-        .map_err(failed())?
-        .with_storage_backend(DurableStore::new(data), url)
-        .build()
-        .map_err(failed())?;
+    let mut delta = unopened(data, table)?;
     if !delta
         .verify_deltatable_existence()
         .await
@@ -189,6 +229,21 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
     }
     delta.load().await.map_err(failed())?;
     append_columns(delta, table, &dir).await
+}
+
+/// A table of which nothing is read yet.
+fn unopened(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
+    let dir = data.join(table.name());
+    let url = Url::from_directory_path(&dir).map_err(|()| {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
+        LakeError::Io { path: dir, source }
+    })?;
+    let failed = || delta_error(table);
+    DeltaTableBuilder::from_url(url.clone())
+        .map_err(failed())?
+        .with_storage_backend(DurableStore::new(data), url)
+        .build()
+        .map_err(failed())
 }
 
 async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, DeltaTableError> {

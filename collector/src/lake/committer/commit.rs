@@ -10,14 +10,9 @@ use deltalake::kernel::{Action, Transaction};
 use deltalake::protocol::{DeltaOperation, SaveMode};
 use deltalake::writer::{DeltaWriter, RecordBatchWriter};
 use deltalake::{DeltaTable, DeltaTableError};
-use parquet::basic::{Compression, ZstdLevel};
-use parquet::file::properties::WriterProperties;
 use vramscope_wire::Table;
 
-use super::super::{Lake, LakeError, delta_error, rows};
-
-/// A file of a partition is closed and another begun at this size.
-const TARGET_FILE_BYTES: u64 = 256 << 20;
+use super::super::{Lake, LakeError, delta_error, layout, rows};
 
 /// What a commit says beside its actions: a key of the commit's information, and what is there.
 pub(super) type Note = (&'static str, serde_json::Value);
@@ -94,9 +89,10 @@ pub(super) async fn commit(
     marks: &Marks,
     note: Option<Note>,
 ) -> Result<u64, LakeError> {
-    let adds = write(&lake.table(table), chunks)
+    let adds = write(&lake.table(table), table, chunks)
         .await
         .map_err(delta_error(table))?;
+    let _turn = lake.turn(table).await;
     let mut delta = lake.table(table);
     marks.verify(lake, table).await?;
     let version = enter(&mut delta, table, adds, marks, note)
@@ -108,11 +104,12 @@ pub(super) async fn commit(
 
 async fn write(
     delta: &DeltaTable,
+    table: Table,
     chunks: impl Iterator<Item = Result<RecordBatch, ArrowError>>,
 ) -> Result<Vec<Action>, DeltaTableError> {
     let mut writer = RecordBatchWriter::for_table(delta)?
-        .with_writer_properties(writer_properties()?)
-        .with_target_file_size(TARGET_FILE_BYTES);
+        .with_writer_properties(layout::properties(table, layout::Kind::Fresh)?)
+        .with_target_file_size(layout::TARGET_FILE_BYTES);
     for chunk in chunks {
         writer.write(chunk?).await?;
     }
@@ -147,12 +144,4 @@ async fn enter(
         .await?;
     delta.state = Some(done.snapshot());
     Ok(done.version())
-}
-
-fn writer_properties() -> Result<WriterProperties, DeltaTableError> {
-    // Level 1: compaction writes these rows again soon, and takes the time to do it better.
-    let level = ZstdLevel::try_new(1)?;
-    Ok(WriterProperties::builder()
-        .set_compression(Compression::ZSTD(level))
-        .build())
 }

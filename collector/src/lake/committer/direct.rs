@@ -128,6 +128,7 @@ impl Direct {
             collector: collector.to_string(),
             last,
             unwritten: Vec::new(),
+            in_doubt: Vec::new(),
             held: Arc::clone(&held),
         };
         std::thread::Builder::new()
@@ -162,6 +163,8 @@ struct Worker {
     last: u64,
     /// Lines whose rows are committed and which could not be written yet.
     unwritten: Vec<Line>,
+    /// Lines of commits that failed, at most one a table.
+    in_doubt: Vec<(Table, Vec<Line>)>,
     held: Arc<AtomicU64>,
 }
 
@@ -176,6 +179,11 @@ impl Worker {
     }
 
     async fn store(&mut self, group: Vec<Job>) {
+        if let Err(error) = self.settle().await {
+            tracing::error!(%error, "failed to look at a table; agents keep the batches and send them again");
+            answer(group, &Err(DirectError::Commit(Arc::new(error))));
+            return;
+        }
         let mut by_table: BTreeMap<Table, Vec<Job>> = BTreeMap::new();
         for job in group {
             by_table.entry(job.batch.table).or_default().push(job);
@@ -227,15 +235,20 @@ impl Worker {
             marks.raise(&batch.agent, batch.seq);
         }
         marks.raise(&own, last);
-        let committed = self.commit(table, &fresh, &lines, &marks).await;
-        if let Err(error) = committed {
-            done.extend(fresh);
-            return Err((done, error));
-        }
+        // A number is never used again, whatever becomes of its commit.
         self.last = last;
-        self.unwritten.extend(lines);
+        let committed = self.commit(table, &fresh, &lines, &marks).await;
         done.extend(fresh);
-        Ok(done)
+        match committed {
+            Ok(()) => {
+                self.unwritten.extend(lines);
+                Ok(done)
+            }
+            Err(error) => {
+                self.in_doubt.push((table, lines));
+                Err((done, error))
+            }
+        }
     }
 
     async fn commit(
@@ -265,18 +278,26 @@ impl Worker {
                 checkpoint_if_due(lake, table, version).await;
                 Ok(())
             }
-            Err(error) => {
-                recover::reload(lake, table).await?;
-                // It may have gone through nonetheless.
-                let own = rows_transaction(&self.collector);
-                let last = lines.last().map_or(0, |line| line.number);
-                if lake.committed(table, &own).await? >= last {
-                    Ok(())
-                } else {
-                    Err(error)
-                }
+            // It may have gone through nonetheless, which `settle` finds out.
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Finds out whether commits that failed went through nonetheless: then only their lines are
+    /// missing. Before anything else is committed, which would hide it.
+    async fn settle(&mut self) -> Result<(), LakeError> {
+        let own = rows_transaction(&self.collector);
+        while let Some((table, lines)) = self.in_doubt.last() {
+            let last = lines.last().map_or(0, |line| line.number);
+            recover::reload(&self.lake, *table).await?;
+            let is_there = self.lake.committed(*table, &own).await? >= last;
+            if let Some((_, lines)) = self.in_doubt.pop()
+                && is_there
+            {
+                self.unwritten.extend(lines);
             }
         }
+        Ok(())
     }
 
     /// How far the agents and this collector go in the table, and which batches it has already.

@@ -6,6 +6,7 @@
 //! missing. `fsck` compares the lines with the rows.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use arrow::array::{
     ArrayRef, AsArray, Int64Array, RecordBatch, StringArray, TimestampMicrosecondArray,
@@ -24,6 +25,7 @@ use super::load::Unsorted;
 use super::{checkpoint_if_due, commit, ledger_transaction, recover};
 use crate::ingest::placing::{HOUR_US, Placing};
 use crate::ingest::wal::{NewBatch, Wal};
+use crate::metrics::METRICS;
 
 /// A line before it is written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,14 +119,15 @@ pub(super) async fn commit_lines(
         source,
     };
     let rows = sorted(lines, keeper).map_err(failed)?;
-    let mut marks = Marks::default();
-    for line in lines {
-        let name = (keeper.transaction)(keeper.collector, &line.table);
-        marks
-            .raise(lake, Table::Batches, &name, line.number)
-            .await?;
+    let name = |line: &Line| (keeper.transaction)(keeper.collector, &line.table);
+    let names: Vec<Arc<str>> = lines.iter().map(|line| name(line).into()).collect();
+    let mut marks = Marks::of(lake, Table::Batches, &names).await?;
+    for (line, name) in lines.iter().zip(&names) {
+        marks.raise(name, line.number);
     }
+    let began = Instant::now();
     let version = commit::commit(lake, Table::Batches, rows.chunks(), &marks, None).await?;
+    METRICS.committed(Table::Batches, lines.len() as u64, began.elapsed());
     checkpoint_if_due(lake, Table::Batches, version).await;
     Ok(())
 }

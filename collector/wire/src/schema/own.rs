@@ -80,7 +80,11 @@ pub(super) fn batches() -> Vec<Column> {
         ),
         required("table_name", Utf8, "table that its rows are in"),
         required("rows", Int64, "rows of the batch"),
-        required("bytes", Int64, "size of the batch as it came, a Parquet file"),
+        required(
+            "bytes",
+            Int64,
+            "size of the batch as it came, a Parquet file",
+        ),
         required(
             "crc32",
             Int64,
