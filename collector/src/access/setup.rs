@@ -330,6 +330,7 @@ fn config_file(dir: &Path) -> String {
          # From other hosts too, with TLS and credentials.\n\
          listen = \"0.0.0.0:7717\"\n\
          http_listen = \"0.0.0.0:7718\"\n\
+         postgres_listen = \"0.0.0.0:7719\"\n\
          tls_cert = {}\n\
          tls_key = {}\n\
          tls_client_ca = {}\n\
