@@ -84,6 +84,7 @@ fn counted(count: i64, one: &str, many: &str) -> String {
 const NOT_MADE_OF_CALLS: &[&str] = &[
     "agent_windows",
     "answer_quality",
+    "batches",
     "coverage",
     "current_processes",
     "devices",

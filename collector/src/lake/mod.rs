@@ -4,7 +4,8 @@
 //! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
 //!   partition columns where the table has a time;
 //! - a commit carries, for each agent whose batches are in it, one application transaction:
-//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
+//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far. One
+//!   more tells how far the log went that the batches came from ([`committer`]).
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
 //!   resent batch from counting twice;
 //! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
@@ -12,12 +13,15 @@
 
 pub mod append;
 pub mod committer;
+pub mod layout;
+mod marks;
 pub mod rows;
 pub mod store;
+pub mod upkeep;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
@@ -27,6 +31,7 @@ use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
 use url::Url;
 use vramscope_wire::Table;
 
+use marks::Marks;
 use store::DurableStore;
 
 /// What can go wrong with a table.
@@ -82,13 +87,15 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
     move |source| LakeError::Io { path, source }
 }
 
-/// The open tables. Only the committer changes them.
+/// The open tables. The committer adds to them, [`upkeep`] rearranges them.
 #[derive(Debug)]
 pub struct Lake {
     tables: BTreeMap<Table, RwLock<DeltaTable>>,
-    /// Transactions that were looked up or committed: a look-up reads the table's log, and a
-    /// commit needs one for each of its agents. Only this process writes them.
-    marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
+    /// Who commits to a table holds its turn, so that commits of one process do not run into each
+    /// other. Commits of other processes are met as Delta does: by trying again.
+    turns: BTreeMap<Table, tokio::sync::Mutex<()>>,
+    /// Of each table, how far agents and logs go in it.
+    marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
 }
 
 impl Lake {
@@ -99,10 +106,47 @@ impl Lake {
         for table in Table::ALL {
             tables.insert(table, RwLock::new(open_table(data, table).await?));
         }
-        Ok(Lake {
+        Ok(Lake::of(tables))
+    }
+
+    /// Opens the tables that are there, and changes nothing: for who works on a folder that a
+    /// collector may hold.
+    pub async fn attach(data: &Path) -> Result<Lake, LakeError> {
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            let dir = data.join(table.name());
+            if !dir.join("_delta_log").is_dir() {
+                continue;
+            }
+            let mut delta = unopened(data, table)?;
+            delta.load().await.map_err(delta_error(table))?;
+            tables.insert(table, RwLock::new(delta));
+        }
+        Ok(Lake::of(tables))
+    }
+
+    fn of(tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
+        let of_each = || tables.keys().copied();
+        Lake {
+            turns: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
+            marks: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
             tables,
-            marks: Mutex::default(),
-        })
+        }
+    }
+
+    /// The tables that are open, all of them but after [`Lake::attach`].
+    pub fn tables(&self) -> impl Iterator<Item = Table> + '_ {
+        self.tables.keys().copied()
+    }
+
+    /// Waits for the turn to commit to a table.
+    pub async fn turn(&self, table: Table) -> tokio::sync::MutexGuard<'_, ()> {
+        // Every open table has one.
+        self.turns[&table].lock().await
     }
 
     /// The table as of its last commit.
@@ -114,53 +158,45 @@ impl Lake {
             .clone()
     }
 
+    /// Sees what others committed to a table.
+    pub async fn refresh(&self, table: Table) -> Result<(), LakeError> {
+        let mut delta = self.table(table);
+        delta.update_state().await.map_err(delta_error(table))?;
+        self.set(table, delta);
+        Ok(())
+    }
+
+    /// Takes over a newer state; an older one is let go.
     fn set(&self, table: Table, state: DeltaTable) {
         // Every table is inserted in `open`.
-        *self.tables[&table]
+        let mut held = self.tables[&table]
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = state;
-    }
-
-    /// The highest `batch_seq` of an agent in one table, 0 if there is none.
-    pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
-        let key = (table, Arc::from(agent));
-        if let Some(known) = self.marks().get(&key) {
-            return Ok(*known);
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.version() >= held.version() {
+            *held = state;
         }
-        let found = transaction(&self.table(table), agent)
-            .await
-            .map_err(delta_error(table))?;
-        // A commit may have raised it meanwhile.
-        let mut marks = self.marks();
-        let mark = marks.entry(key).or_insert(found);
-        *mark = found.max(*mark);
-        Ok(*mark)
     }
 
-    /// Takes over what a commit left: the table's new state and the agents' new marks.
-    fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
-        self.set(table, state);
-        self.marks().extend(
-            highest
-                .into_iter()
-                .map(|(agent, seq)| ((table, agent), seq)),
-        );
-    }
-
-    /// Takes over a state that was read anew, with whatever marks it holds.
-    fn reloaded(&self, table: Table, state: DeltaTable) {
-        self.set(table, state);
-        self.marks().retain(|(of, _), _| *of != table);
-    }
-
-    fn marks(&self) -> MutexGuard<'_, HashMap<(Table, Arc<str>), u64>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How far a name goes in one table, 0 if it does not: of an agent its highest `batch_seq`
+    /// there. Of the table's state that [`Lake::table`] gives.
+    pub async fn committed(&self, table: Table, name: &str) -> Result<u64, LakeError> {
+        // Every open table has them.
+        let mut marks = self.marks[&table].lock().await;
+        let version = self.tables[&table]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .version();
+        if !marks.knows(version) {
+            let state = self.table(table);
+            marks.catch_up(&state).await.map_err(delta_error(table))?;
+        }
+        Ok(marks.get(name))
     }
 
     /// The highest `batch_seq` of an agent in any table, 0 if there is none.
     pub async fn highest_committed(&self, agent: &str) -> Result<u64, LakeError> {
         let mut highest = 0;
-        for table in Table::ALL {
+        for table in Table::FROM_AGENTS {
             highest = self.committed(table, agent).await?.max(highest);
         }
         Ok(highest)
@@ -182,19 +218,8 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
     let dir = data.join(table.name());
     crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
     store::remove_temporaries(&dir).map_err(io_error(&dir))?;
-    let url = Url::from_directory_path(&dir).map_err(|()| {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
-        LakeError::Io {
-            path: dir.clone(),
-            source,
-        }
-    })?;
     let failed = || delta_error(table);
-    let mut delta = DeltaTableBuilder::from_url(url.clone())
-        .map_err(failed())?
-        .with_storage_backend(DurableStore::new(data), url)
-        .build()
-        .map_err(failed())?;
+    let mut delta = unopened(data, table)?;
     if !delta
         .verify_deltatable_existence()
         .await
@@ -204,6 +229,21 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
     }
     delta.load().await.map_err(failed())?;
     append_columns(delta, table, &dir).await
+}
+
+/// A table of which nothing is read yet.
+fn unopened(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
+    let dir = data.join(table.name());
+    let url = Url::from_directory_path(&dir).map_err(|()| {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
+        LakeError::Io { path: dir, source }
+    })?;
+    let failed = || delta_error(table);
+    DeltaTableBuilder::from_url(url.clone())
+        .map_err(failed())?
+        .with_storage_backend(DurableStore::new(data), url)
+        .build()
+        .map_err(failed())
 }
 
 async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, DeltaTableError> {

@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use deltalake::logstore::object_store as os;
@@ -62,6 +63,28 @@ impl DurableStore {
 /// Removes what a killed process left half-written below a folder. Only for the holder of the
 /// data folder's lock.
 pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
+    each_temporary(dir, &mut |path| std::fs::remove_file(path))
+}
+
+/// What was left half-written below a folder before a moment, with its bytes.
+pub fn old_temporaries(dir: &FsPath, before: SystemTime) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    each_temporary(dir, &mut |path| {
+        let metadata = match std::fs::metadata(path) {
+            Ok(metadata) => metadata,
+            // It was finished meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if metadata.modified()? < before {
+            found.push((path.to_path_buf(), metadata.len()));
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn each_temporary(dir: &FsPath, work: &mut dyn FnMut(&FsPath) -> io::Result<()>) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -72,9 +95,9 @@ pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
                 !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
             });
         if entry.file_type()?.is_dir() {
-            remove_temporaries(&entry.path())?;
+            each_temporary(&entry.path(), work)?;
         } else if is_temporary {
-            std::fs::remove_file(entry.path())?;
+            work(&entry.path())?;
         }
     }
     Ok(())

@@ -47,11 +47,13 @@ pub enum Table {
     Traffic,
     /// One question that a collector was asked. Written by the collector alone.
     QueryLog,
+    /// One batch that a collector acknowledged. Written by the collector alone.
+    Batches,
 }
 
 impl Table {
     /// Every table, in the order of the documentation.
-    pub const ALL: [Table; 12] = [
+    pub const ALL: [Table; 13] = [
         Table::AllocEvents,
         Table::Stacks,
         Table::Processes,
@@ -64,6 +66,7 @@ impl Table {
         Table::Segments,
         Table::Traffic,
         Table::QueryLog,
+        Table::Batches,
     ];
 
     /// The tables that agents send; a collector takes no other.
@@ -96,6 +99,7 @@ impl Table {
             Table::Segments => "segments",
             Table::Traffic => "traffic",
             Table::QueryLog => "query_log",
+            Table::Batches => "batches",
         }
     }
 
@@ -106,7 +110,7 @@ impl Table {
 
     /// Whether agents send the table's rows. The rest a collector writes itself.
     pub const fn is_from_agents(self) -> bool {
-        !matches!(self, Table::QueryLog)
+        !matches!(self, Table::QueryLog | Table::Batches)
     }
 
     /// Whether a lake partitions the table by `date` and `hour` of `ts`. Stacks have no time.
@@ -143,6 +147,9 @@ impl Table {
             }
             Table::Traffic => "one sample of a serving engine's load, by its own metrics",
             Table::QueryLog => "one question that a collector was asked; written by the collector",
+            Table::Batches => {
+                "one batch of one agent that a collector acknowledged, and how many rows it had; written by the collector"
+            }
         }
     }
 
@@ -161,6 +168,7 @@ impl Table {
             Table::Segments => allocator::segments(),
             Table::Traffic => traffic::traffic(),
             Table::QueryLog => own::query_log(),
+            Table::Batches => own::batches(),
         }
     }
 

@@ -58,3 +58,58 @@ pub(super) fn query_log() -> Vec<Column> {
         ),
     ]
 }
+
+pub(super) fn batches() -> Vec<Column> {
+    use DataType::{Int64, Utf8};
+    vec![
+        required(
+            "ts",
+            timestamp(),
+            "when the collector took the batch; it was acknowledged as soon as it was durable",
+        ),
+        required("agent_id", Utf8, "agent that sent it"),
+        required(
+            "batch_seq",
+            Int64,
+            "its number in the agent's line; with agent_id the batch's name for ever",
+        ),
+        optional(
+            "host",
+            Utf8,
+            "the agent's host, as the batch said; NULL if it came before the collector kept it",
+        ),
+        required("table_name", Utf8, "table that its rows are in"),
+        required("rows", Int64, "rows of the batch"),
+        required(
+            "bytes",
+            Int64,
+            "size of the batch as it came, a Parquet file",
+        ),
+        required(
+            "crc32",
+            Int64,
+            "CRC-32 of those bytes; a resend under the same name has the same",
+        ),
+        optional(
+            "ts_min",
+            timestamp(),
+            "earliest ts of its rows; NULL if they have none",
+        ),
+        optional(
+            "ts_max",
+            timestamp(),
+            "latest ts of its rows; NULL if they have none",
+        ),
+        required(
+            "misdated_rows",
+            Int64,
+            "rows whose ts was further from the collector's clock than it allows (by default 24 hours ahead, 31 days behind): they keep their ts and lie in the partition (date, hour) of the batch's arrival",
+        ),
+        required(
+            "promise",
+            Utf8,
+            "what the acknowledgement stood for: fsync (on the collector's disk) or store (in the table, on its storage)",
+        ),
+        required("collector", Utf8, "the collector's own id"),
+    ]
+}
