@@ -141,6 +141,11 @@ pub struct Keys {
     /// [default: warn,vramscope_collector=info]
     #[arg(long, value_name = "FILTER", env = "VRAMSCOPE_COLLECTOR_LOG")]
     pub log: Option<String>,
+
+    /// Where the tables lie, if not in the data folder: a folder or s3://BUCKET/PREFIX. Several
+    /// collectors may write it, each with a data folder of its own
+    #[arg(long, value_name = "PLACE", env = "VRAMSCOPE_COLLECTOR_LAKE")]
+    pub lake: Option<String>,
 }
 
 impl Keys {
@@ -163,6 +168,7 @@ impl Keys {
             query_timeout: self.query_timeout.or(below.query_timeout),
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
+            lake: self.lake.or(below.lake),
         }
     }
 }
@@ -188,6 +194,8 @@ pub struct Config {
     pub query_max_rows: u64,
     /// Filter of the log on standard error.
     pub log: String,
+    /// Where the tables lie; `None` is the data folder, or what was chosen for it before.
+    pub lake: Option<String>,
 }
 
 impl Config {
@@ -214,6 +222,7 @@ impl Config {
             log: keys
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
+            lake: keys.lake,
         };
         config.check()?;
         Ok(config)
@@ -250,6 +259,10 @@ impl Config {
         let data = match &self.data {
             Some(path) => format!("data = {}", toml::Value::String(path.display().to_string())),
             None => "# data = \"/var/lib/vramscope\"".to_string(),
+        };
+        let lake = match &self.lake {
+            Some(place) => format!("lake = {}", toml::Value::String(place.clone())),
+            None => "# lake = \"s3://BUCKET/PREFIX\"".to_string(),
         };
         format!(
             r#"# Configuration of vramscope-collector. Each key is also a flag (--commit-interval) and an
@@ -289,6 +302,11 @@ query_max_rows = {}
 # ERROR: data was lost or will be. WARN: degraded, nothing lost. INFO: the life of the process.
 # Default "warn,vramscope_collector=info".
 log = {}
+
+# Where the tables lie, if not in the data folder: a folder, or a prefix of a bucket that speaks S3
+# (endpoint, region and keys come from the AWS_* environment variables). Several collectors may
+# write one lake, each with a data folder of its own. Default: the data folder.
+{lake}
 "#,
             self.listen,
             Span(self.commit_interval),

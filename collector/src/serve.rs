@@ -27,7 +27,7 @@ use crate::doors::flight::FlightDoor;
 use crate::folder::Lock;
 use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Service};
-use crate::lake::{Lake, committer};
+use crate::lake::{Lake, committer, place};
 use crate::query::Gate;
 use crate::query::pool::Pool;
 use crate::requests::service::Desk;
@@ -46,6 +46,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to watch for SIGTERM")?;
     let data = open_folder(data)?;
     let _lock = Lock::take(&data)?;
+    place::settle(&data, config.lake.as_deref()).await?;
     let listener = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("failed to listen on {}", config.listen))?;
@@ -57,6 +58,10 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
     let lake = Arc::new(Lake::open(&data).await?);
+    if let Some(shared) = lake.shared() {
+        let waiting = wal.waiting();
+        shared.recover(waiting.iter().map(|entry| (&entry.agent, entry.seq)));
+    }
     committer::forget_committed(&wal, &lake).await?;
     let backlog = wal.backlog();
     tracing::info!(data = %data.display(), %address, batches = backlog.files, bytes = backlog.bytes, "starting");

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Serialize;
-use url::Url;
 use vramscope_wire::Table;
 
 use crate::folder::Lock;
 use crate::ingest::wal::{self, Leftovers};
 use crate::lake;
+use crate::lake::place::Home;
+use crate::lake::shared::Shared;
 
 /// Everything `status` tells.
 #[derive(Debug, Serialize)]
@@ -91,8 +92,9 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
         });
     }
     let mut tables = Vec::new();
+    let home = Home::of(&data)?;
     for table in Table::ALL {
-        tables.push(table_state(&data, table, &mut agents).await?);
+        tables.push(table_state(&home, table, &mut agents).await?);
     }
     let log = Log {
         batches: waiting.len() as u64,
@@ -110,11 +112,10 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
 
 /// The state of one table; raises the agents' marks by what it holds.
 async fn table_state(
-    data: &Path,
+    home: &Home,
     table: Table,
     agents: &mut [Agent],
 ) -> anyhow::Result<TableState> {
-    let dir = data.join(table.name());
     let mut state = TableState {
         table: table.name(),
         version: None,
@@ -122,17 +123,24 @@ async fn table_state(
         files: 0,
         bytes: 0,
     };
-    if !dir.join("_delta_log").is_dir() {
+    let path = home.place.table_path(table);
+    let opening = || format!("failed to open table {}", path.display());
+    let found = vramscope_queries::lake::open(&home.place, table).await;
+    let Some(delta) = found.with_context(opening)? else {
         state.rows = None;
         return Ok(state);
+    };
+    let shared = home.shared_as.as_deref().map(Shared::new);
+    if let Some(shared) = &shared {
+        shared.catch_up(table, &delta).await.with_context(opening)?;
     }
-    let opening = || format!("failed to open table {}", dir.display());
-    let url = Url::from_directory_path(&dir).ok().with_context(opening)?;
-    let delta = deltalake::open_table(url).await.with_context(opening)?;
     for agent in agents {
-        let committed = lake::transaction(&delta, &agent.agent_id)
-            .await
-            .with_context(opening)?;
+        let committed = match &shared {
+            Some(shared) => shared.highest(table, &agent.agent_id),
+            None => lake::transaction(&delta, &agent.agent_id)
+                .await
+                .with_context(opening)?,
+        };
         agent.highest_batch_seq = agent.highest_batch_seq.max(committed);
     }
     state.version = delta.version();

@@ -8,6 +8,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use vramscope_wire::Table;
+
 use crate::ingest::wal::Wal;
 use crate::lake::{Lake, LakeError};
 
@@ -67,6 +69,22 @@ pub(super) struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Whether a batch is durable, as far as is known. Where collectors share a lake, others may have
+    /// it: what is taken once more is found when it is committed.
+    pub(super) async fn has(&mut self, table: Table, seq: u64) -> Result<bool, LakeError> {
+        let Some(shared) = self.mark.lake.shared() else {
+            return Ok(seq <= self.highest().await?);
+        };
+        let agent = &self.mark.agent;
+        if shared.has_taken(agent, seq) {
+            return Ok(true);
+        }
+        if !shared.goes_on(agent, seq) {
+            self.mark.lake.glance(table).await;
+        }
+        Ok(shared.holds(table, agent, seq))
+    }
+
     /// The highest durable number, 0 if there is none.
     pub(super) async fn highest(&mut self) -> Result<u64, LakeError> {
         if let Some(known) = *self.highest {
@@ -81,6 +99,9 @@ impl Held<'_> {
 
     /// Says that `seq` is durable now.
     pub(super) fn raise(&mut self, seq: u64) {
+        if let Some(shared) = self.mark.lake.shared() {
+            shared.took(&self.mark.agent, seq);
+        }
         *self.highest = Some(seq);
     }
 }

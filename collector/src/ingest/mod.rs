@@ -209,9 +209,9 @@ impl Shared {
         let mark = self.marks.of(&batch.agent_id);
         // Held until the batch is durable: one batch of an agent at a time.
         let mut mark = mark.lock().await;
-        match mark.highest().await {
-            Ok(highest) if seq <= highest => return Answer::Duplicate,
-            Ok(_) => {}
+        match mark.has(table, seq).await {
+            Ok(true) => return Answer::Duplicate,
+            Ok(false) => {}
             Err(error) => {
                 return Answer::Retry(format!("failed to look up what is stored: {error}"));
             }

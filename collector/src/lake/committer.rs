@@ -9,7 +9,6 @@
 //! - a batch that rotted in the log is set aside, counted and named at ERROR; the rest goes on;
 //! - any other failure leaves the log as it is: the next tick tries again.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +49,7 @@ pub async fn forget_committed(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
             .into_iter()
             .filter(|entry| entry.table == table)
         {
-            if entry.seq <= lake.committed(table, &entry.agent).await? {
+            if lake.holds(table, &entry.agent, entry.seq).await? {
                 done.push(entry);
             }
         }
@@ -58,7 +57,7 @@ pub async fn forget_committed(wal: &Wal, lake: &Lake) -> Result<(), LakeError> {
             tracing::info!(
                 table = table.name(),
                 batches = done.len(),
-                "batches were committed before the restart"
+                "batches of the log are in the table already"
             );
             wal.remove(&done);
         }
@@ -106,13 +105,19 @@ pub async fn commit_all(wal: &Arc<Wal>, lake: &Arc<Lake>) {
 
 async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<(), LakeError> {
     loop {
-        let entries = wal.oldest(table, COMMIT_MEMORY_BYTES);
+        let mut entries = wal.oldest(table, COMMIT_MEMORY_BYTES);
         if entries.is_empty() {
             return Ok(());
+        }
+        if lake.shared().is_some() {
+            entries = drop_held(wal, lake, table, entries).await?;
         }
         let loaded = load(wal, table, entries).await?;
         for (entry, reason) in &loaded.damaged {
             set_aside(wal, entry, reason)?;
+            if let Some(shared) = lake.shared() {
+                shared.lost(&entry.agent, entry.seq);
+            }
         }
         let Some(merged) = loaded.rows else { continue };
         let rows = merged.num_rows();
@@ -120,6 +125,10 @@ async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<
             Ok(version) => version,
             Err(error) => {
                 recover(wal, lake, table).await?;
+                if lake.shared().is_some() && error.is_conflict() {
+                    tracing::debug!(table = table.name(), %error, "another collector was first");
+                    continue;
+                }
                 return Err(error);
             }
         };
@@ -137,17 +146,36 @@ async fn commit_table(wal: &Arc<Wal>, lake: &Arc<Lake>, table: Table) -> Result<
     }
 }
 
+/// Takes out of the log what another collector committed; the rest.
+async fn drop_held(
+    wal: &Wal,
+    lake: &Lake,
+    table: Table,
+    entries: Vec<Entry>,
+) -> Result<Vec<Entry>, LakeError> {
+    let (mut held, mut rest) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match lake.holds(table, &entry.agent, entry.seq).await? {
+            true => held.push(entry),
+            false => rest.push(entry),
+        }
+    }
+    if !held.is_empty() {
+        let batches = held.len();
+        tracing::info!(
+            table = table.name(),
+            batches,
+            "another collector committed them"
+        );
+        wal.remove(&held);
+    }
+    Ok(rest)
+}
+
 /// After a failed commit: it may have gone through nonetheless (the failure can come after the
 /// log entry), so look before anything is written again.
 async fn recover(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeError> {
-    let mut delta = lake.table(table);
-    delta.update_state().await.map_err(delta_error(table))?;
-    // What the update saw must be durable before the log lets go of it.
-    if let Ok(dir) = delta.table_url().to_file_path() {
-        let log = dir.join("_delta_log");
-        crate::folder::sync_dir(&log).map_err(super::io_error(&log))?;
-    }
-    lake.reloaded(table, delta);
+    lake.refresh(table).await?;
     forget_committed(wal, lake).await
 }
 
@@ -240,9 +268,11 @@ async fn commit(
     entries: &[Entry],
 ) -> Result<u64, LakeError> {
     let highest = wal::highest_by_agent(entries);
-    refuse_committed(lake, table, entries).await?;
+    // Before the marks are looked at: what others commit after this state is found by Delta.
     let mut delta = lake.table(table);
-    let version = write(&mut delta, table, rows, &highest)
+    refuse_committed(lake, table, entries).await?;
+    let marks = lake.transactions(entries.iter().map(|entry| (&entry.agent, entry.seq)));
+    let version = write(&mut delta, table, rows, marks)
         .await
         .map_err(delta_error(table))?;
     lake.committed_now(table, delta, highest);
@@ -253,7 +283,7 @@ async fn commit(
 /// they be broken, rows must not double.
 async fn refuse_committed(lake: &Lake, table: Table, entries: &[Entry]) -> Result<(), LakeError> {
     for entry in entries {
-        if entry.seq <= lake.committed(table, &entry.agent).await? {
+        if lake.holds(table, &entry.agent, entry.seq).await? {
             let both = format!(
                 "batch {} of agent {} is in the log and in the table",
                 entry.seq, entry.agent
@@ -268,7 +298,7 @@ async fn write(
     delta: &mut DeltaTable,
     table: Table,
     rows: RecordBatch,
-    highest: &HashMap<Arc<str>, u64>,
+    marks: Vec<Transaction>,
 ) -> Result<u64, DeltaTableError> {
     let mut writer = RecordBatchWriter::for_table(delta)?
         .with_writer_properties(writer_properties()?)
@@ -285,7 +315,7 @@ async fn write(
         predicate: None,
     };
     let properties = CommitProperties::default()
-        .with_application_transactions(transactions(highest))
+        .with_application_transactions(marks)
         // Checkpoints and old log entries are dealt with every so many commits, not here.
         .with_create_checkpoint(false)
         .with_cleanup_expired_logs(Some(false));
@@ -295,17 +325,6 @@ async fn write(
         .await?;
     delta.state = Some(done.snapshot());
     Ok(done.version())
-}
-
-/// One transaction per agent: the highest of its numbers.
-fn transactions(highest: &HashMap<Arc<str>, u64>) -> Vec<Transaction> {
-    let now = chrono::Utc::now().timestamp_millis();
-    let transaction = |(agent, highest): (&Arc<str>, &u64)| {
-        // `ingest` lets in numbers up to i64::MAX only.
-        let version = i64::try_from(*highest).unwrap_or(i64::MAX);
-        Transaction::new_with_last_update(agent, version, Some(now))
-    };
-    highest.iter().map(transaction).collect()
 }
 
 fn writer_properties() -> Result<WriterProperties, DeltaTableError> {

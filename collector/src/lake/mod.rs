@@ -1,4 +1,5 @@
-//! The lake: one Delta table per folder `DIR/TABLE/`, and the committer that fills them.
+//! The lake: one Delta table per folder `DIR/TABLE/` (or prefix of a bucket, [`place`]), and the
+//! committer that fills them.
 //!
 //! Invariants:
 //! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
@@ -6,27 +7,37 @@
 //! - a commit carries, for each agent whose batches are in it, one application transaction:
 //!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
-//!   resent batch from counting twice;
-//! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
-//!   it names are on disk.
+//!   resent batch from counting twice. On a lake that several collectors write they are others:
+//!   [`shared`];
+//! - everything in a folder is written through [`store::DurableStore`]: when a commit returns, it
+//!   and all it names are on disk. What a bucket acknowledges is durable.
 
 pub mod committer;
+pub mod place;
 pub mod rows;
+pub mod shared;
 pub mod store;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
-use deltalake::kernel::{StructField, StructType};
+use deltalake::kernel::transaction::{CommitProperties, TransactionError};
+use deltalake::kernel::{StructField, StructType, Transaction};
 use deltalake::operations::create::CreateBuilder;
 use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
-use url::Url;
+use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
+use place::Home;
+use shared::Shared;
 use store::DurableStore;
+
+/// Age at which a half-written file in a folder that collectors share has nobody left to finish it.
+const SHARED_LEFTOVER_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// What can go wrong with a table.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +70,12 @@ pub enum LakeError {
         /// What went wrong.
         source: arrow::error::ArrowError,
     },
+    /// The lake's place cannot be used, or not like that.
+    #[error("{detail}")]
+    Place {
+        /// What is wrong, and the way out.
+        detail: String,
+    },
     /// The file system said no.
     #[error("failed to use {path}: {source}")]
     Io {
@@ -67,6 +84,23 @@ pub enum LakeError {
         /// What it said.
         source: std::io::Error,
     },
+}
+
+impl LakeError {
+    /// Whether a commit failed because another process was first. Nothing is wrong then: the table
+    /// has to be looked at anew.
+    pub fn is_conflict(&self) -> bool {
+        let LakeError::Delta { source, .. } = self else {
+            return false;
+        };
+        matches!(
+            **source,
+            DeltaTableError::Transaction {
+                source: TransactionError::CommitConflict(_)
+                    | TransactionError::MaxCommitAttempts(_)
+            }
+        )
+    }
 }
 
 fn delta_error(table: Table) -> impl FnOnce(DeltaTableError) -> LakeError {
@@ -88,20 +122,103 @@ pub struct Lake {
     /// Transactions that were looked up or committed: a look-up reads the table's log, and a
     /// commit needs one for each of its agents. Only this process writes them.
     marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
+    /// In their place, where other collectors write too.
+    shared: Option<Shared>,
 }
 
 impl Lake {
-    /// Opens every table below `data`, creates those that are missing, appends columns that
-    /// the wire schema gained, removes half-written files. For the holder of the folder's lock.
+    /// Opens every table of the lake of `data`, creates those that are missing, appends columns
+    /// that the wire schema gained, removes half-written files. For the holder of the folder's
+    /// lock.
     pub async fn open(data: &Path) -> Result<Lake, LakeError> {
-        let mut tables = BTreeMap::new();
-        for table in Table::ALL {
-            tables.insert(table, RwLock::new(open_table(data, table).await?));
+        let home = Home::of(data)?;
+        let opened = Table::ALL.map(|table| open_table(&home, table));
+        let opened = futures::future::try_join_all(opened).await?;
+        let shared = home.shared_as.as_deref().map(Shared::new);
+        if let Some(shared) = &shared {
+            let read = Table::ALL.into_iter().zip(&opened);
+            let read = read.map(|(table, delta)| async move {
+                let done = shared.catch_up(table, delta).await;
+                done.map_err(delta_error(table))
+            });
+            futures::future::try_join_all(read).await?;
         }
+        let opened = opened.into_iter().map(RwLock::new);
         Ok(Lake {
-            tables,
+            tables: Table::ALL.into_iter().zip(opened).collect(),
             marks: Mutex::default(),
+            shared,
         })
+    }
+
+    /// What there is to know if other collectors write too; `None` if none does.
+    pub fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
+    }
+
+    /// Whether a table holds a batch, as far as is known here.
+    pub async fn holds(&self, table: Table, agent: &str, seq: u64) -> Result<bool, LakeError> {
+        match &self.shared {
+            Some(shared) => {
+                let delta = self.table(table);
+                let read = shared.catch_up(table, &delta).await;
+                read.map_err(delta_error(table))?;
+                Ok(shared.holds(table, agent, seq))
+            }
+            None => Ok(seq <= self.committed(table, agent).await?),
+        }
+    }
+
+    /// Reads what other processes committed to a table since it was read last.
+    pub async fn refresh(&self, table: Table) -> Result<(), LakeError> {
+        let mut delta = self.table(table);
+        delta.update_state().await.map_err(delta_error(table))?;
+        // What the update saw must be durable before anything relies on it.
+        if let Ok(dir) = delta.table_url().to_file_path() {
+            let log = dir.join("_delta_log");
+            crate::folder::sync_dir(&log).map_err(io_error(&log))?;
+        }
+        self.reloaded(table, delta);
+        Ok(())
+    }
+
+    /// Looks at what other collectors committed, unless that was done a moment ago. Whoever asks
+    /// can do without: a look that fails changes nothing.
+    pub async fn glance(&self, table: Table) {
+        let Some(shared) = &self.shared else { return };
+        if !shared.may_look(table) {
+            return;
+        }
+        let looked = async {
+            self.refresh(table).await?;
+            let read = shared.catch_up(table, &self.table(table)).await;
+            read.map_err(delta_error(table))
+        };
+        if let Err(error) = looked.await {
+            tracing::debug!(table = table.name(), %error, "failed to look at the table");
+        }
+    }
+
+    /// The transactions of a commit of these batches.
+    fn transactions<'a>(
+        &self,
+        batches: impl Iterator<Item = (&'a Arc<str>, u64)>,
+    ) -> Vec<Transaction> {
+        if let Some(shared) = &self.shared {
+            return shared.transactions(batches);
+        }
+        let mut highest: HashMap<&Arc<str>, u64> = HashMap::new();
+        for (agent, seq) in batches {
+            let last = highest.entry(agent).or_insert(seq);
+            *last = seq.max(*last);
+        }
+        let now = chrono::Utc::now().timestamp_millis();
+        let transaction = |(agent, highest): (&Arc<str>, u64)| {
+            // `ingest` lets in numbers up to i64::MAX only.
+            let version = i64::try_from(highest).unwrap_or(i64::MAX);
+            Transaction::new_with_last_update(agent, version, Some(now))
+        };
+        highest.into_iter().map(transaction).collect()
     }
 
     /// The table as of its last commit.
@@ -122,6 +239,9 @@ impl Lake {
 
     /// The highest `batch_seq` of an agent in one table, 0 if there is none.
     pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
+        if let Some(shared) = &self.shared {
+            return Ok(shared.highest(table, agent));
+        }
         let key = (table, Arc::from(agent));
         if let Some(known) = self.marks().get(&key) {
             return Ok(*known);
@@ -139,6 +259,9 @@ impl Lake {
     /// Takes over what a commit left: the table's new state and the agents' new marks.
     fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
         self.set(table, state);
+        if self.shared.is_some() {
+            return;
+        }
         self.marks().extend(
             highest
                 .into_iter()
@@ -177,23 +300,34 @@ pub async fn transaction(table: &DeltaTable, agent: &str) -> Result<u64, DeltaTa
         .unwrap_or(0))
 }
 
-async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
-    let dir = data.join(table.name());
-    crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
-    store::remove_temporaries(&dir).map_err(io_error(&dir))?;
-    let url = Url::from_directory_path(&dir).map_err(|()| {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
-        LakeError::Io {
-            path: dir.clone(),
-            source,
+async fn open_table(home: &Home, table: Table) -> Result<DeltaTable, LakeError> {
+    if let Some(root) = home.folder() {
+        let dir = root.join(table.name());
+        crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
+        let age = match home.shared_as {
+            Some(_) => SHARED_LEFTOVER_AGE,
+            None => Duration::ZERO,
+        };
+        store::remove_temporaries(&dir, age).map_err(io_error(&dir))?;
+    }
+    // Of several collectors that start at a time one creates the table or appends the columns, and
+    // the others find it done.
+    let mut tries = if home.shared_as.is_some() { 5 } else { 1 };
+    loop {
+        tries -= 1;
+        match open_or_create(home, table).await {
+            Err(LakeError::Delta { source, .. }) if tries > 0 => {
+                tracing::debug!(table = table.name(), error = %source, "opening the table again");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            done => return done,
         }
-    })?;
+    }
+}
+
+async fn open_or_create(home: &Home, table: Table) -> Result<DeltaTable, LakeError> {
     let failed = || delta_error(table);
-    let mut delta = DeltaTableBuilder::from_url(url.clone())
-        .map_err(failed())?
-        .with_storage_backend(DurableStore::new(data), url)
-        .build()
-        .map_err(failed())?;
+    let mut delta = unopened(&home.place, table)?;
     if !delta
         .verify_deltatable_existence()
         .await
@@ -202,7 +336,22 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
         return create_table(delta, table).await.map_err(failed());
     }
     delta.load().await.map_err(failed())?;
-    append_columns(delta, table, &dir).await
+    append_columns(delta, table, &home.place.table_path(table)).await
+}
+
+/// A table of which nothing is read yet.
+fn unopened(place: &Place, table: Table) -> Result<DeltaTable, LakeError> {
+    let url = place.table(table).map_err(|error| LakeError::Place {
+        detail: error.to_string(),
+    })?;
+    vramscope_queries::store::register();
+    let failed = || delta_error(table);
+    let builder = DeltaTableBuilder::from_url(url.clone()).map_err(failed())?;
+    let builder = match place {
+        Place::Folder(dir) => builder.with_storage_backend(DurableStore::new(dir), url),
+        Place::Bucket(_) => builder,
+    };
+    builder.build().map_err(failed())
 }
 
 async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, DeltaTableError> {
@@ -217,6 +366,8 @@ async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, Del
         // A commit every two seconds makes 43,000 log entries a day; with checkpoints, one day
         // of them is enough to look back on.
         .with_configuration([("delta.logRetentionDuration", Some("interval 1 days"))])
+        // Whoever finds the table created by another in the meantime must not create it again.
+        .with_commit_properties(CommitProperties::default().with_max_retries(0))
         .await
 }
 

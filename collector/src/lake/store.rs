@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use deltalake::logstore::object_store as os;
@@ -37,6 +38,8 @@ pub struct DurableStore {
     local: LocalFileSystem,
     /// Folders are fsynced up to here; it exists before the store does.
     root: PathBuf,
+    /// Of temporary names: keeps stores of several processes, also of several hosts, apart.
+    salt: u32,
     temporaries: AtomicU64,
 }
 
@@ -46,6 +49,8 @@ impl DurableStore {
         Arc::new(DurableStore {
             local: LocalFileSystem::new(),
             root: root.to_path_buf(),
+            // Cut: ten digits.
+            salt: folder::random() as u32,
             temporaries: AtomicU64::new(0),
         })
     }
@@ -53,15 +58,18 @@ impl DurableStore {
     fn temporary_name(&self, path: &FsPath) -> PathBuf {
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
         let mut name = path.as_os_str().to_os_string();
-        // The process id keeps apart from leftovers and from the local store's own numbers.
-        name.push(format!("#{}{number:06}", std::process::id()));
+        name.push(format!(
+            "#{}{:010}{number:06}",
+            std::process::id(),
+            self.salt
+        ));
         name.into()
     }
 }
 
-/// Removes what a killed process left half-written below a folder. Only for the holder of the
-/// data folder's lock.
-pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
+/// Removes what a killed process left half-written below a folder, if it was last written so long
+/// ago. Without an age only for the holder of the data folder's lock, where nobody else writes.
+pub fn remove_temporaries(dir: &FsPath, age: Duration) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -72,12 +80,24 @@ pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
                 !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
             });
         if entry.file_type()?.is_dir() {
-            remove_temporaries(&entry.path())?;
-        } else if is_temporary {
+            remove_temporaries(&entry.path(), age)?;
+        } else if is_temporary && is_older(&entry, age)? {
             std::fs::remove_file(entry.path())?;
         }
     }
     Ok(())
+}
+
+/// Whether a file was last written so long ago. One that is gone is not: whoever wrote it named it.
+fn is_older(entry: &std::fs::DirEntry, age: Duration) -> io::Result<bool> {
+    if age.is_zero() {
+        return Ok(true);
+    }
+    match entry.metadata().and_then(|metadata| metadata.modified()) {
+        Ok(written) => Ok(written.elapsed().is_ok_and(|passed| passed > age)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 impl fmt::Display for DurableStore {
@@ -323,7 +343,9 @@ mod tests {
         let gone = dir.path().join("date=2026-11-29/hour=3/part-1.parquet#12");
         std::fs::write(&keep, "x").unwrap();
         std::fs::write(&gone, "x").unwrap();
-        remove_temporaries(dir.path()).unwrap();
+        remove_temporaries(dir.path(), Duration::from_secs(3600)).unwrap();
+        assert!(gone.exists(), "somebody may be writing it");
+        remove_temporaries(dir.path(), Duration::ZERO).unwrap();
         assert!(keep.exists() && !gone.exists());
     }
 }
