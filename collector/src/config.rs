@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
+use vramscope_queries::engine::{Cluster, Engine};
 
 /// A number of bytes: a plain integer, or text such as `64MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +147,94 @@ pub struct Keys {
     /// collectors may write it, each with a data folder of its own
     #[arg(long, value_name = "PLACE", env = "VRAMSCOPE_COLLECTOR_LAKE")]
     pub lake: Option<String>,
+    /// What computes answers: local, or distributed over workers [default: local]
+    #[arg(long, value_name = "ENGINE", env = "VRAMSCOPE_COLLECTOR_ENGINE")]
+    pub engine: Option<EngineName>,
+    /// Workers of the distributed engine (`vramscope-collector executor`)
+    #[arg(
+        long,
+        value_name = "URL",
+        value_delimiter = ',',
+        env = "VRAMSCOPE_COLLECTOR_WORKERS"
+    )]
+    pub workers: Option<Vec<String>>,
+    /// Certificate shown to workers (PEM), for https:// workers
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_CERT")]
+    pub worker_cert: Option<PathBuf>,
+    /// Key of that certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_KEY")]
+    pub worker_key: Option<PathBuf>,
+    /// Authority that workers' certificates are of (PEM)
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_CA")]
+    pub worker_ca: Option<PathBuf>,
+}
+
+/// What computes answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineName {
+    /// The collector itself.
+    Local,
+    /// Workers, each over a part of the files.
+    Distributed,
+}
+
+/// What computes answers, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineKeys {
+    /// Which.
+    pub name: EngineName,
+    /// URLs of workers.
+    pub workers: Vec<String>,
+    /// Certificate, key and authority.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+    /// The authority.
+    pub ca: Option<PathBuf>,
+}
+
+impl EngineKeys {
+    /// The engine itself; reads the certificates.
+    pub fn engine(&self) -> anyhow::Result<Engine> {
+        if self.name == EngineName::Local {
+            return Ok(Engine::Local);
+        }
+        let files = (
+            self.ca.as_deref(),
+            self.cert.as_deref(),
+            self.key.as_deref(),
+        );
+        let identity = crate::executor::identity(files.0, files.1, files.2)?;
+        Ok(Engine::Distributed(Cluster::new(&self.workers, identity)?))
+    }
+
+    fn to_toml(&self) -> String {
+        let name = match self.name {
+            EngineName::Local => "local",
+            EngineName::Distributed => "distributed",
+        };
+        let text = |value: &str| toml::Value::String(value.to_string()).to_string();
+        let mut lines = vec![format!("engine = \"{name}\"")];
+        if self.workers.is_empty() {
+            lines.push("# workers = [\"http://127.0.0.1:7720\", \"http://127.0.0.1:7721\"]".into());
+        } else {
+            let workers: Vec<String> = self.workers.iter().map(|url| text(url)).collect();
+            lines.push(format!("workers = [{}]", workers.join(", ")));
+        }
+        let files = [
+            ("worker_cert", &self.cert),
+            ("worker_key", &self.key),
+            ("worker_ca", &self.ca),
+        ];
+        for (key, file) in files {
+            lines.push(match file {
+                Some(file) => format!("{key} = {}", text(&file.display().to_string())),
+                None => format!("# {key} = \"/etc/vramscope/{}.pem\"", &key[7..]),
+            });
+        }
+        lines.join("\n")
+    }
 }
 
 impl Keys {
@@ -169,6 +258,11 @@ impl Keys {
             query_max_rows: self.query_max_rows.or(below.query_max_rows),
             log: self.log.or(below.log),
             lake: self.lake.or(below.lake),
+            engine: self.engine.or(below.engine),
+            workers: self.workers.or(below.workers),
+            worker_cert: self.worker_cert.or(below.worker_cert),
+            worker_key: self.worker_key.or(below.worker_key),
+            worker_ca: self.worker_ca.or(below.worker_ca),
         }
     }
 }
@@ -196,6 +290,8 @@ pub struct Config {
     pub log: String,
     /// Where the tables lie; `None` is the data folder, or what was chosen for it before.
     pub lake: Option<String>,
+    /// What computes answers.
+    pub engine: EngineKeys,
 }
 
 impl Config {
@@ -223,6 +319,13 @@ impl Config {
                 .log
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
             lake: keys.lake,
+            engine: EngineKeys {
+                name: keys.engine.unwrap_or(EngineName::Local),
+                workers: keys.workers.unwrap_or_default(),
+                cert: keys.worker_cert,
+                key: keys.worker_key,
+                ca: keys.worker_ca,
+            },
         };
         config.check()?;
         Ok(config)
@@ -307,6 +410,10 @@ log = {}
 # (endpoint, region and keys come from the AWS_* environment variables). Several collectors may
 # write one lake, each with a data folder of its own. Default: the data folder.
 {lake}
+
+# What computes answers: "local", or "distributed" over workers, each a `vramscope-collector
+# executor` over the same lake. Workers at https:// need a certificate. Default "local".
+{}
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -316,6 +423,7 @@ log = {}
             Span(self.query_timeout),
             self.query_max_rows,
             toml::Value::String(self.log.clone()),
+            self.engine.to_toml(),
         )
     }
 }

@@ -79,6 +79,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         &data,
         Options {
             memory_bytes,
+            engine: config.engine.engine()?,
             ..Options::default()
         },
     )
@@ -144,7 +145,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
 }
 
 /// The line that whoever started the process waits for.
-fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
+pub(crate) fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
     writeln!(out, "listening on {address}")

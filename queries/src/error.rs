@@ -74,6 +74,9 @@ pub enum Error {
         /// What went wrong.
         detail: String,
     },
+    /// Workers that cannot be used, or a question that they cannot take.
+    #[error("{0}")]
+    Workers(String),
     /// A statement that would change something.
     #[error("{0} is not allowed: only queries are (SELECT, WITH, SHOW, DESCRIBE, EXPLAIN)")]
     NotAQuery(String),

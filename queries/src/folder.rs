@@ -18,6 +18,7 @@ use deltalake::DeltaTable;
 use tokio::sync::Mutex;
 use vramscope_wire::Table;
 
+use crate::engine::{self, Engine};
 use crate::error::DamagedFile;
 use crate::session::{self, Options};
 use crate::store::Place;
@@ -32,6 +33,7 @@ pub struct Folder {
     place: Place,
     runtime: Arc<RuntimeEnv>,
     skip_damaged: bool,
+    engine: Engine,
     state: Mutex<State>,
 }
 
@@ -54,11 +56,16 @@ impl Folder {
         if let Place::Folder(tables) = &place {
             check_folder(tables)?;
         }
+        let runtime = session::runtime(&options)?;
+        if let Engine::Distributed(_) = options.engine {
+            engine::register_tables(&runtime, &place)?;
+        }
         let folder = Folder {
             dir,
             place,
-            runtime: session::runtime(&options)?,
+            runtime,
             skip_damaged: options.skip_damaged,
+            engine: options.engine,
             state: Mutex::default(),
         };
         folder.session().await?;
@@ -78,11 +85,14 @@ impl Folder {
         if !changed && let Some(session) = &state.session {
             return Ok(session.clone());
         }
-        let session = session::session_on(&self.runtime);
+        let session = self.engine.plan_with(session::session_on(&self.runtime))?;
         for table in Table::ALL {
             let provider = match (state.delta.get(&table), state.files.get(&table)) {
                 (Some(delta), _) => {
-                    let provider = lake::provider(&session, delta).await?;
+                    let provider = match self.engine {
+                        Engine::Local => lake::provider(&session, delta).await?,
+                        Engine::Distributed(_) => engine::provider(table, delta)?,
+                    };
                     lake::with_all_columns(
                         &session,
                         &self.place.table_path(table),
@@ -90,7 +100,15 @@ impl Folder {
                         provider,
                     )?
                 }
-                (None, Some(files)) => trace::provider(&session, table, files)?,
+                (None, Some(files)) => {
+                    if matches!(self.engine, Engine::Distributed(_)) && !files.is_empty() {
+                        return Err(Error::Workers(format!(
+                            "{:?} is a trace; the distributed engine reads lakes",
+                            self.dir
+                        )));
+                    }
+                    trace::provider(&session, table, files)?
+                }
                 (None, None) => trace::empty(table)?,
             };
             session.register_table(table.name(), provider)?;

@@ -24,6 +24,7 @@ use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
+use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::RecordBatchStream;
@@ -31,6 +32,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
+use crate::engine::Engine;
 use crate::{Error, functions, leaks};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
@@ -47,6 +49,8 @@ pub struct Options {
     pub temp_dir: Option<PathBuf>,
     /// Go on without damaged files of a trace instead of refusing it.
     pub skip_damaged: bool,
+    /// What computes.
+    pub engine: Engine,
 }
 
 impl Default for Options {
@@ -55,6 +59,7 @@ impl Default for Options {
             memory_bytes: DEFAULT_MEMORY_BYTES,
             temp_dir: None,
             skip_damaged: false,
+            engine: Engine::Local,
         }
     }
 }
@@ -81,6 +86,19 @@ impl Default for Limits {
 
 /// Makes what sessions share: memory pool, spill folder, caches.
 pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
+    Ok(bounded(options).build_arc()?)
+}
+
+/// As [`runtime`], with no other object stores than these.
+pub fn runtime_over(
+    options: &Options,
+    stores: Arc<dyn ObjectStoreRegistry>,
+) -> Result<Arc<RuntimeEnv>, Error> {
+    let builder = bounded(options).with_object_store_registry(stores);
+    Ok(builder.build_arc()?)
+}
+
+fn bounded(options: &Options) -> RuntimeEnvBuilder {
     let consumers_named_in_errors = NonZeroUsize::MIN.saturating_add(2);
     let pool = TrackConsumersPool::new(
         FairSpillPool::new(options.memory_bytes),
@@ -90,14 +108,12 @@ pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
     if let Some(dir) = &options.temp_dir {
         disk = disk.with_mode(DiskManagerMode::Directories(vec![dir.clone()]));
     }
-    let runtime = RuntimeEnvBuilder::new()
+    RuntimeEnvBuilder::new()
         .with_memory_pool(Arc::new(pool))
         .with_disk_manager_builder(disk)
         // DataFusion's list of a folder's files never expires: a file added after the first
         // query would stay invisible.
         .with_object_list_cache_limit(0)
-        .build_arc()?;
-    Ok(runtime)
 }
 
 /// A session without tables on a shared runtime.

@@ -3,8 +3,14 @@
 
 mod cli;
 mod crash;
+mod engine;
 mod ingest;
 mod query;
 mod requests;
+mod s3;
+#[allow(dead_code)] // Its other users are the tests of the queries.
+#[path = "../../../queries/tests/it/seed/mod.rs"]
+mod seed;
+mod shared;
 mod support;
 mod versions;
