@@ -54,6 +54,7 @@ impl FlightDoor {
             door: Door::Flight,
             sql: sql.to_string(),
             time: None,
+            planner: None,
         }
     }
 

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use datafusion::logical_expr::LogicalPlan;
 use datafusion::prelude::SessionContext;
 use vramscope_queries::Error;
 use vramscope_queries::folder::Folder;
@@ -42,6 +44,29 @@ pub struct Question {
     pub sql: String,
     /// Time that the client allows, if it is less than the collector's own limit.
     pub time: Option<Duration>,
+    /// How the text becomes a plan; `None` is the engine's own SQL without parameters.
+    pub planner: Option<Arc<dyn Planner>>,
+}
+
+/// A way from a question's text to its plan: another dialect, a catalog of its own, parameters
+/// that are bound. What it returns is checked like every plan: it may only read.
+#[async_trait]
+pub trait Planner: std::fmt::Debug + Send + Sync {
+    /// Plans the text over the session's tables. The session is shared: it must stay as it is.
+    async fn plan(&self, session: &SessionContext, sql: &str) -> Result<LogicalPlan, Error>;
+}
+
+impl Question {
+    async fn plan(&self, session: &SessionContext) -> Result<LogicalPlan, Error> {
+        match &self.planner {
+            None => session::plan(session, &self.sql).await,
+            Some(planner) => {
+                let plan = planner.plan(session, &self.sql).await?;
+                session::check_read_only(&plan)?;
+                Ok(plan)
+            }
+        }
+    }
 }
 
 /// Answers questions. Clones share everything.
@@ -75,13 +100,14 @@ impl Gate {
 
     /// The columns of a question's answer.
     pub async fn schema(&self, question: &Question) -> Result<SchemaRef, Error> {
-        let (folder, sql) = (Arc::clone(&self.folder), question.sql.clone());
+        let time = self.time_of(question);
+        let (folder, question) = (Arc::clone(&self.folder), question.clone());
         let plan = async move {
             let session = folder.session().await?;
-            let plan = session::plan(&session, &sql).await?;
+            let plan = question.plan(&session).await?;
             Ok(Arc::clone(plan.schema().inner()))
         };
-        self.lane.run(self.time_of(question), plan).await
+        self.lane.run(time, plan).await
     }
 
     /// A question's answer.
@@ -95,7 +121,8 @@ impl Gate {
         };
         let work = async move {
             let session = folder.session().await?;
-            session::query(&session, &question.sql, limits).await
+            let plan = question.plan(&session).await?;
+            session::execute(&session, plan, limits).await
         };
         self.lane.stream(time, work).await
     }
