@@ -204,21 +204,24 @@ impl Lake {
         &self,
         batches: impl Iterator<Item = (&'a Arc<str>, u64)>,
     ) -> Vec<Transaction> {
-        if let Some(shared) = &self.shared {
-            return shared.transactions(batches);
-        }
-        let mut highest: HashMap<&Arc<str>, u64> = HashMap::new();
-        for (agent, seq) in batches {
-            let last = highest.entry(agent).or_insert(seq);
-            *last = seq.max(*last);
-        }
-        let now = chrono::Utc::now().timestamp_millis();
-        let transaction = |(agent, highest): (&Arc<str>, u64)| {
-            // `ingest` lets in numbers up to i64::MAX only.
-            let version = i64::try_from(highest).unwrap_or(i64::MAX);
-            Transaction::new_with_last_update(agent, version, Some(now))
+        let marks = match &self.shared {
+            Some(shared) => shared.marks(batches),
+            None => {
+                let mut highest: HashMap<Arc<str>, u64> = HashMap::new();
+                for (agent, seq) in batches {
+                    let last = highest.entry(Arc::clone(agent)).or_insert(seq);
+                    *last = seq.max(*last);
+                }
+                highest
+            }
         };
-        highest.into_iter().map(transaction).collect()
+        let now = chrono::Utc::now().timestamp_millis();
+        let transaction = |(name, last): (Arc<str>, u64)| {
+            // `ingest` lets in numbers up to i64::MAX only.
+            let version = i64::try_from(last).unwrap_or(i64::MAX);
+            Transaction::new_with_last_update(name, version, Some(now))
+        };
+        marks.into_iter().map(transaction).collect()
     }
 
     /// The table as of its last commit.

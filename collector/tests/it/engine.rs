@@ -9,7 +9,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Float64Type};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use futures::TryStreamExt;
-use vramscope_queries::engine::{Cluster, Engine};
+use vramscope_queries::engine::{Cluster, Engine, Identity};
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::{self, Limits, Options};
 use vramscope_queries::{Error, views};
@@ -28,9 +28,14 @@ struct Worker {
 
 impl Worker {
     fn start(lake: &Path) -> Worker {
+        Self::start_with(lake, &[])
+    }
+
+    fn start_with(lake: &Path, flags: &[String]) -> Worker {
         let mut child = binary()
             .args(["executor", "--listen", "127.0.0.1:0", "--data"])
             .arg(lake)
+            .args(flags)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -218,4 +223,75 @@ fn a_worker_listens_off_loopback_only_with_certificates() {
         !output.status.success() && text.contains("--worker-cert"),
         "{text}"
     );
+}
+
+/// An authority, and what it gives to a node.
+fn identity() -> Identity {
+    let authority_key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let authority = params.self_signed(&authority_key).unwrap();
+    let issuer = rcgen::Issuer::new(params, authority_key);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let node = rcgen::CertificateParams::new(vec!["localhost".to_string()]).unwrap();
+    let certificate = node.signed_by(&key, &issuer).unwrap();
+    Identity {
+        authority: authority.pem().into_bytes(),
+        certificate: certificate.pem().into_bytes(),
+        key: key.serialize_pem().into_bytes(),
+    }
+}
+
+/// Workers with certificates talk to whoever has one of the same authority, and to nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_talk_to_their_own() {
+    let lake = tempfile::tempdir().unwrap();
+    seed::write_lake(lake.path()).await;
+    let files = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (identity(), identity());
+    let file = |name: &str, bytes: &[u8]| {
+        let path = files.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_string()
+    };
+    let flags = [
+        "--worker-ca".to_string(),
+        file("ca.pem", &ours.authority),
+        "--worker-cert".to_string(),
+        file("node.pem", &ours.certificate),
+        "--worker-key".to_string(),
+        file("node.key", &ours.key),
+    ];
+    let workers = [1, 2].map(|_| Worker::start_with(lake.path(), &flags));
+    let urls = workers.each_ref().map(|worker| {
+        let port = worker.url.rsplit_once(':').unwrap().1;
+        format!("https://localhost:{port}")
+    });
+    let sql = "SELECT host, count(*) FROM alloc_events GROUP BY host";
+    let ask = async |identity: Identity| {
+        let cluster = Cluster::new(&urls, Some(identity)).unwrap();
+        let options = Options {
+            engine: Engine::Distributed(cluster.cutting_finely()),
+            ..Options::default()
+        };
+        let folder = Folder::open(lake.path(), options).await.unwrap();
+        answer(&folder, sql).await
+    };
+    let local = Folder::open(lake.path(), Options::default()).await.unwrap();
+    let expected = answer(&local, sql).await.unwrap();
+    assert_eq!(lines(&ask(ours.clone()).await.unwrap()), lines(&expected));
+    let stranger = Identity {
+        authority: ours.authority.clone(),
+        ..theirs.clone()
+    };
+    assert!(ask(stranger).await.is_err(), "a stranger was let in");
+    assert!(ask(theirs).await.is_err(), "an unknown worker was believed");
+    // In the clear there is nothing to be had.
+    let cluster = Cluster::new(&workers.each_ref().map(|worker| worker.url.clone()), None);
+    let options = Options {
+        engine: Engine::Distributed(cluster.unwrap().cutting_finely()),
+        ..Options::default()
+    };
+    let folder = Folder::open(lake.path(), options).await.unwrap();
+    assert!(answer(&folder, sql).await.is_err());
 }

@@ -41,7 +41,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use deltalake::kernel::Transaction;
 use deltalake::{DeltaTable, DeltaTableError};
 use vramscope_wire::Table;
 
@@ -232,34 +231,27 @@ impl Shared {
         }
     }
 
-    /// The transactions of a commit of these batches: a mark for each visit, a token for each agent.
-    pub fn transactions<'a>(
+    /// Names and versions of the transactions of a commit of these batches: a mark for each visit,
+    /// a token for each agent.
+    pub fn marks<'a>(
         &self,
         batches: impl Iterator<Item = (&'a Arc<str>, u64)>,
-    ) -> Vec<Transaction> {
+    ) -> HashMap<Arc<str>, u64> {
         let taken = self.taken();
-        let mut names: BTreeMap<String, u64> = BTreeMap::new();
+        let mut marks: HashMap<Arc<str>, u64> = HashMap::new();
         for (agent, seq) in batches {
             let visits = taken.get(agent);
             // A batch of which nothing is known yet is a visit of its own.
-            let first = visits
-                .and_then(|visits| visits.first_of(seq))
-                .unwrap_or(seq);
+            let first = visits.and_then(|visits| visits.first_of(seq)).unwrap_or(seq);
             for name in [
                 format!("{agent}{AT}{}:{first}", self.collector),
                 format!("{agent}{AT}"),
             ] {
-                let last = names.entry(name).or_insert(seq);
+                let last = marks.entry(Arc::from(name)).or_insert(seq);
                 *last = seq.max(*last);
             }
         }
-        let now = chrono::Utc::now().timestamp_millis();
-        let transaction = |(name, last): (String, u64)| {
-            // `ingest` lets in numbers up to i64::MAX only.
-            let version = i64::try_from(last).unwrap_or(i64::MAX);
-            Transaction::new_with_last_update(name, version, Some(now))
-        };
-        names.into_iter().map(transaction).collect()
+        marks
     }
 }
 
@@ -325,15 +317,14 @@ mod tests {
         assert_eq!(parse("a"), Some(Name::Prefix("a")));
     }
 
-    fn names(shared: &Shared, batches: &[(&str, u64)]) -> Vec<(String, i64)> {
+    fn names(shared: &Shared, batches: &[(&str, u64)]) -> Vec<(String, u64)> {
         let batches: Vec<(Arc<str>, u64)> = batches
             .iter()
             .map(|(agent, seq)| (Arc::from(*agent), *seq))
             .collect();
-        let made = shared.transactions(batches.iter().map(|(agent, seq)| (agent, *seq)));
-        made.into_iter()
-            .map(|made| (made.app_id, made.version))
-            .collect()
+        let made = shared.marks(batches.iter().map(|(agent, seq)| (agent, *seq)));
+        let made = made.into_iter().map(|(name, last)| (name.to_string(), last));
+        made.collect::<BTreeMap<_, _>>().into_iter().collect()
     }
 
     #[test]
