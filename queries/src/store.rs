@@ -20,8 +20,9 @@ use std::sync::{Arc, LazyLock, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use deltalake::logstore::{
-    LogStore, LogStoreFactory, ObjectStoreFactory, ObjectStoreRef, StorageConfig, default_logstore,
-    logstore_factories, object_store, object_store_factories,
+    DeltaIOStorageBackend, IORuntime, LogStore, LogStoreFactory, ObjectStoreFactory,
+    ObjectStoreRef, StorageConfig, default_logstore, logstore_factories, object_store,
+    object_store_factories,
 };
 use deltalake::{DeltaResult, DeltaTableError};
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
@@ -181,7 +182,11 @@ pub fn bucket(url: &Url) -> Result<Arc<dyn ObjectStore>, Error> {
         .with_retry(retry)
         .build()
         .map_err(|error| failed(url, &error))?;
+    // A runtime of its own: queries, commits and the Delta library have several, some of them
+    // short-lived, and a connection dies with the one that it was opened on.
     let store: Arc<dyn ObjectStore> = Arc::new(store);
+    let store: Arc<dyn ObjectStore> =
+        Arc::new(DeltaIOStorageBackend::new(store, IORuntime::default()));
     open.insert(name.to_string(), Arc::clone(&store));
     Ok(store)
 }

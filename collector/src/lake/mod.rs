@@ -17,6 +17,7 @@ pub mod place;
 pub mod rows;
 pub mod shared;
 pub mod store;
+pub mod turn;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

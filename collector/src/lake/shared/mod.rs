@@ -242,7 +242,9 @@ impl Shared {
         for (agent, seq) in batches {
             let visits = taken.get(agent);
             // A batch of which nothing is known yet is a visit of its own.
-            let first = visits.and_then(|visits| visits.first_of(seq)).unwrap_or(seq);
+            let first = visits
+                .and_then(|visits| visits.first_of(seq))
+                .unwrap_or(seq);
             for name in [
                 format!("{agent}{AT}{}:{first}", self.collector),
                 format!("{agent}{AT}"),
@@ -323,7 +325,9 @@ mod tests {
             .map(|(agent, seq)| (Arc::from(*agent), *seq))
             .collect();
         let made = shared.marks(batches.iter().map(|(agent, seq)| (agent, *seq)));
-        let made = made.into_iter().map(|(name, last)| (name.to_string(), last));
+        let made = made
+            .into_iter()
+            .map(|(name, last)| (name.to_string(), last));
         made.collect::<BTreeMap<_, _>>().into_iter().collect()
     }
 
