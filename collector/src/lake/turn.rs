@@ -87,7 +87,7 @@ async fn lease(
             };
             let text = found.bytes().await?;
             let text = String::from_utf8_lossy(&text);
-            let (holder, end) = text.split_once(' ').unwrap_or((&text, "0"));
+            let (holder, end) = text.split_once(' ').unwrap_or((text.as_ref(), "0"));
             // What cannot be read has ended.
             let end = end.trim().parse().unwrap_or(0);
             if holder != collector && now.as_secs() < end {
