@@ -16,7 +16,10 @@ use vramscope_wire::{Table, parquet_file};
 /// are NULL are left out.
 pub fn rows(trace: &Path, table: &str, to: impl Write) -> anyhow::Result<()> {
     let Some(table) = Table::by_name(table) else {
-        let names: Vec<_> = Table::ALL.iter().map(|table| table.name()).collect();
+        let names: Vec<_> = Table::FROM_AGENTS
+            .iter()
+            .map(|table| table.name())
+            .collect();
         bail!(
             "there is no table {table:?}; there are {}",
             names.join(", ")

@@ -140,7 +140,7 @@ pub async fn run(executor: &Executor) -> anyhow::Result<()> {
     let server = server
         .add_service(worker.into_worker_server())
         .serve_with_incoming(TcpListenerStream::new(listener));
-    crate::serve::announce(address)?;
+    crate::serve::announce("listening", address)?;
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}

@@ -3,7 +3,7 @@
 //! A batch's way: [`ingest`] checks it and makes it durable in the write-ahead log, and only
 //! then acknowledges it; [`lake`] merges logged batches of many agents and commits them to
 //! Delta tables; [`doors`] let SQL clients in, [`access`] says who they are, and [`query`] answers
-//! SQL over what is committed; [`requests`] asks agents for what they keep to themselves.
+//! SQL over what is committed; [`metrics`] tells how all that goes; [`requests`] asks agents for what they keep to themselves.
 //!
 //! Invariants:
 //! - acknowledged means on disk and fsynced, counted once however often it is sent;
@@ -17,6 +17,7 @@ pub mod executor;
 pub mod folder;
 pub mod ingest;
 pub mod lake;
+pub mod metrics;
 pub mod query;
 pub mod requests;
 pub mod serve;

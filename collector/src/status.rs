@@ -3,18 +3,20 @@
 //! Reads only, and works whether a collector runs on the folder or not. While one runs the
 //! numbers are of a moment: a batch can move from the log to a table between two of them.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use deltalake::DeltaTable;
 use serde::Serialize;
+use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
 use crate::folder::Lock;
-use crate::ingest::wal::{self, Leftovers};
+use crate::ingest::wal::{self, legacy};
 use crate::lake;
-use crate::lake::place::Home;
-use crate::lake::shared::Shared;
+use crate::lake::committer;
 
 /// Everything `status` tells.
 #[derive(Debug, Serialize)]
@@ -23,7 +25,7 @@ pub struct Report {
     pub data: PathBuf,
     /// Whether a collector holds the folder now.
     pub running: bool,
-    /// Agents that ever stored a batch here.
+    /// Agents that stored a batch here, as far as `batches` and the log know.
     pub agents: Vec<Agent>,
     /// The write-ahead log.
     pub log: Log,
@@ -40,6 +42,9 @@ pub struct Agent {
     pub highest_batch_seq: u64,
     /// Batches that wait in the log.
     pub waiting_batches: u64,
+    /// Numbers between its first and its highest batch here that no batch came for: the agent
+    /// left them out, sent them elsewhere, or was refused.
+    pub missing_batches: u64,
 }
 
 /// The write-ahead log.
@@ -77,45 +82,116 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
         .with_context(|| format!("failed to look at the lock in {}", data.display()))?;
     let log_root = data.join("_wal");
     let reading_log = || format!("failed to read the log in {}", log_root.display());
-    let waiting = wal::list(&log_root, Leftovers::Keep).with_context(reading_log)?;
+    // The log before the tables: a batch goes from the one to the other.
+    let log = wal::list(&log_root).with_context(reading_log)?;
+    let old_log = legacy::list(&log_root).with_context(reading_log)?;
     let damaged = wal::damaged(&log_root).with_context(reading_log)?;
 
-    let mut agents = Vec::new();
-    for agent_id in wal::agents(&log_root).with_context(reading_log)? {
-        let of_agent = waiting.iter().filter(|entry| *entry.agent == *agent_id);
-        let highest_batch_seq = of_agent.clone().map(|entry| entry.seq).max().unwrap_or(0);
-        let waiting_batches = of_agent.count() as u64;
-        agents.push(Agent {
-            agent_id,
-            highest_batch_seq,
-            waiting_batches,
-        });
+    let place = Place::of_data(&data)?;
+    let mut deltas = BTreeMap::new();
+    for table in Table::ALL {
+        if let Some(delta) = vramscope_queries::lake::open(&place, table).await? {
+            deltas.insert(table, delta);
+        }
+    }
+    let mut agents: BTreeMap<String, Seen> = BTreeMap::new();
+    if let Some(ledger) = deltas.get(&Table::Batches) {
+        let see = |known: committer::Acknowledged<'_>| match agents.get_mut(known.agent) {
+            Some(seen) => seen.batch(known.seq),
+            None => {
+                let mut seen = Seen::default();
+                seen.batch(known.seq);
+                agents.insert(known.agent.to_string(), seen);
+            }
+        };
+        committer::acknowledged(ledger, None, see)
+            .await
+            .context("failed to read table batches")?;
+    }
+    let mut waiting = (0, 0);
+    for entry in log.entries {
+        let (table, id) = (entry.batch.table, log.id.as_deref().unwrap_or_default());
+        let of = |delta, mark: String| async move {
+            match delta {
+                Some(delta) => lake::transaction(delta, &mark).await,
+                None => Ok(0),
+            }
+        };
+        let failed = || format!("failed to read the log of table {}", table.name());
+        let committed = of(deltas.get(&table), committer::own_transaction(id));
+        let has_rows = entry.number <= committed.await.with_context(failed)?;
+        let lines = of(
+            deltas.get(&Table::Batches),
+            committer::ledger_transaction(id, table.name()),
+        );
+        let has_line = entry.number <= lines.await.with_context(failed)?;
+        let seen = agents.entry(entry.batch.agent.to_string()).or_default();
+        if !has_line {
+            seen.batch(entry.batch.seq);
+        }
+        if !has_rows {
+            seen.waiting += 1;
+            waiting = (waiting.0 + 1, waiting.1 + entry.bytes);
+        }
+    }
+    for old in &old_log {
+        let seen = agents.entry(old.agent.to_string()).or_default();
+        seen.batch(old.seq);
+        seen.waiting += 1;
+        let bytes = std::fs::metadata(&old.path).map_or(0, |file| file.len());
+        waiting = (waiting.0 + 1, waiting.1 + bytes);
+    }
+    for agent in legacy::agents(&log_root).with_context(reading_log)? {
+        let seen = agents.entry(agent.clone()).or_default();
+        for delta in deltas.values() {
+            seen.highest = seen.highest.max(lake::transaction(delta, &agent).await?);
+        }
     }
     let mut tables = Vec::new();
-    let home = Home::of(&data)?;
     for table in Table::ALL {
-        tables.push(table_state(&home, table, &mut agents).await?);
+        tables.push(table_state(table, deltas.get(&table))?);
     }
-    let log = Log {
-        batches: waiting.len() as u64,
-        bytes: waiting.iter().map(|entry| entry.bytes).sum(),
-        damaged_files: damaged.len() as u64,
-    };
     Ok(Report {
         data,
         running,
-        agents,
-        log,
+        agents: agents.into_iter().map(Seen::agent).collect(),
+        log: Log {
+            batches: waiting.0,
+            bytes: waiting.1,
+            damaged_files: damaged.len() as u64,
+        },
         tables,
     })
 }
 
-/// The state of one table; raises the agents' marks by what it holds.
-async fn table_state(
-    home: &Home,
-    table: Table,
-    agents: &mut [Agent],
-) -> anyhow::Result<TableState> {
+/// What was seen of an agent's batches.
+#[derive(Debug, Default)]
+struct Seen {
+    first: Option<u64>,
+    highest: u64,
+    batches: u64,
+    waiting: u64,
+}
+
+impl Seen {
+    fn batch(&mut self, seq: u64) {
+        self.first = Some(self.first.map_or(seq, |first| first.min(seq)));
+        self.highest = self.highest.max(seq);
+        self.batches += 1;
+    }
+
+    fn agent((agent_id, seen): (String, Seen)) -> Agent {
+        let span = seen.first.map_or(0, |first| seen.highest - first + 1);
+        Agent {
+            agent_id,
+            highest_batch_seq: seen.highest,
+            waiting_batches: seen.waiting,
+            missing_batches: span.saturating_sub(seen.batches),
+        }
+    }
+}
+
+fn table_state(table: Table, delta: Option<&DeltaTable>) -> anyhow::Result<TableState> {
     let mut state = TableState {
         table: table.name(),
         version: None,
@@ -123,28 +199,15 @@ async fn table_state(
         files: 0,
         bytes: 0,
     };
-    let path = home.place.table_path(table);
-    let opening = || format!("failed to open table {}", path.display());
-    let found = vramscope_queries::lake::open(&home.place, table).await;
-    let Some(delta) = found.with_context(opening)? else {
+    let Some(delta) = delta else {
         state.rows = None;
         return Ok(state);
     };
-    let shared = home.shared_as.as_deref().map(Shared::new);
-    if let Some(shared) = &shared {
-        shared.catch_up(table, &delta).await.with_context(opening)?;
-    }
-    for agent in agents {
-        let committed = match &shared {
-            Some(shared) => shared.highest(table, &agent.agent_id),
-            None => lake::transaction(&delta, &agent.agent_id)
-                .await
-                .with_context(opening)?,
-        };
-        agent.highest_batch_seq = agent.highest_batch_seq.max(committed);
-    }
     state.version = delta.version();
-    for file in delta.snapshot().with_context(opening)?.log_data() {
+    let snapshot = delta
+        .snapshot()
+        .with_context(|| format!("failed to read table {}", table.name()))?;
+    for file in snapshot.log_data() {
         state.files += 1;
         state.bytes += u64::try_from(file.size()).unwrap_or(0);
         state.rows = state
@@ -198,14 +261,17 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "\n{:<40} {:>16} {:>8}",
-            "agent", "highest batch", "waiting"
+            "\n{:<40} {:>16} {:>8} {:>8}",
+            "agent", "highest batch", "waiting", "missing"
         );
         for agent in &self.agents {
             let _ = writeln!(
                 text,
-                "{:<40} {:>16} {:>8}",
-                agent.agent_id, agent.highest_batch_seq, agent.waiting_batches
+                "{:<40} {:>16} {:>8} {:>8}",
+                agent.agent_id,
+                agent.highest_batch_seq,
+                agent.waiting_batches,
+                agent.missing_batches
             );
         }
         text

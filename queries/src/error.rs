@@ -86,6 +86,23 @@ pub enum Error {
     /// The query ran too long.
     #[error("the query was stopped after {} s; narrow it (for example by ts) or raise the time limit", .0.as_secs_f64())]
     TimedOut(Duration),
+    /// The query was cancelled by whoever asked, or by an administrator.
+    #[error("the query was cancelled")]
+    Cancelled,
+    /// There is no room for the query now.
+    #[error("too busy: {0}; come back later")]
+    Busy(String),
+    /// The caller may not do this.
+    #[error("{0}")]
+    Forbidden(String),
+    /// A statement that is too long to look at.
+    #[error("the statement has {bytes} bytes, more than {limit}")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The answer is longer than allowed.
     #[error("the answer has more than {0} rows; add a LIMIT or raise the row limit")]
     TooManyRows(usize),
@@ -173,6 +190,14 @@ impl Error {
                 | DataFusionError::ObjectStore(_)
                 | DataFusionError::External(_)
         )
+    }
+
+    /// The error of ours that this one is, also if it travelled through the engine.
+    pub fn own(&self) -> &Error {
+        match self {
+            Error::Query(error) => limit_behind(error).unwrap_or(self),
+            own => own,
+        }
     }
 
     /// Whether the answer was cut because it had too many rows.

@@ -77,6 +77,11 @@ impl Folder {
         &self.dir
     }
 
+    /// What queries hold in the spill folder now, in bytes.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.runtime.disk_manager.used_disk_space()
+    }
+
     /// A session with all tables and views as they are on disk now. Without a change since the
     /// last call it is the same session.
     pub async fn session(&self) -> Result<SessionContext, Error> {

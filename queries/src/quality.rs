@@ -84,12 +84,14 @@ fn counted(count: i64, one: &str, many: &str) -> String {
 const NOT_MADE_OF_CALLS: &[&str] = &[
     "agent_windows",
     "answer_quality",
+    "batches",
     "coverage",
     "current_processes",
     "devices",
     "kv_pool_conservation",
     "losses",
     "processes",
+    "query_log",
     "traffic",
 ];
 

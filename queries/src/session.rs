@@ -20,14 +20,14 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_plan::RecordBatchStream;
+use datafusion::physical_plan::{ExecutionPlan, RecordBatchStream, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
@@ -47,6 +47,8 @@ pub struct Options {
     pub memory_bytes: usize,
     /// Where queries spill to; `None` is the system's temporary folder.
     pub temp_dir: Option<PathBuf>,
+    /// What all queries together may spill, in bytes; `None` is the engine's own limit, 100 GB.
+    pub spill_bytes: Option<u64>,
     /// Go on without damaged files of a trace instead of refusing it.
     pub skip_damaged: bool,
     /// What computes.
@@ -58,6 +60,7 @@ impl Default for Options {
         Options {
             memory_bytes: DEFAULT_MEMORY_BYTES,
             temp_dir: None,
+            spill_bytes: None,
             skip_damaged: false,
             engine: Engine::Local,
         }
@@ -108,6 +111,9 @@ fn bounded(options: &Options) -> RuntimeEnvBuilder {
     if let Some(dir) = &options.temp_dir {
         disk = disk.with_mode(DiskManagerMode::Directories(vec![dir.clone()]));
     }
+    if let Some(bytes) = options.spill_bytes {
+        disk = disk.with_max_temp_directory_size(bytes);
+    }
     RuntimeEnvBuilder::new()
         .with_memory_pool(Arc::new(pool))
         .with_disk_manager_builder(disk)
@@ -122,7 +128,11 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     let options = config.options_mut();
     options.execution.parquet.schema_force_view_types = false;
     options.sql_parser.map_string_types_to_utf8view = false;
-    let session = SessionContext::new_with_config_rt(config, Arc::clone(runtime));
+    let state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_runtime_env(Arc::clone(runtime))
+        .with_default_features();
+    let session = SessionContext::new_with_state(functions::plan_with(state).build());
     functions::register(&session);
     leaks::register(&session);
     session
@@ -246,13 +256,34 @@ pub async fn execute(
     plan: LogicalPlan,
     limits: Limits,
 ) -> Result<SendableRecordBatchStream, Error> {
+    Ok(start(session, plan, limits).await?.rows)
+}
+
+/// A query that runs.
+pub struct Started {
+    /// Its rows.
+    pub rows: SendableRecordBatchStream,
+    /// What produces them; its metrics grow while it runs.
+    pub plan: Arc<dyn ExecutionPlan>,
+}
+
+/// As [`execute`], for who wants to look at the plan's metrics.
+pub async fn start(
+    session: &SessionContext,
+    plan: LogicalPlan,
+    limits: Limits,
+) -> Result<Started, Error> {
     check_read_only(&plan)?;
     let started = async {
         let frame = session.execute_logical_plan(plan).await?;
-        Ok(frame.execute_stream().await?)
+        let task = Arc::new(frame.task_ctx());
+        let plan = frame.create_physical_plan().await?;
+        let rows = execute_stream(Arc::clone(&plan), task)?;
+        Ok(Started { rows, plan })
     };
-    let rows = within(limits.time, started).await?;
-    Ok(limited(rows, limits))
+    let Started { rows, plan } = within(limits.time, started).await?;
+    let rows = limited(rows, limits);
+    Ok(Started { rows, plan })
 }
 
 /// Puts limits on rows that come from elsewhere. The time starts here.

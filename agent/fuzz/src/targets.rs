@@ -84,7 +84,7 @@ pub fn spool_file(bytes: &[u8]) {
     let Some((first, file)) = bytes.split_first() else {
         return;
     };
-    let table = Table::ALL[usize::from(*first) % Table::ALL.len()];
+    let table = Table::FROM_AGENTS[usize::from(*first) % Table::FROM_AGENTS.len()];
     let Ok(rows) = parquet_file::rows(table, Bytes::copy_from_slice(file)) else {
         return;
     };

@@ -83,7 +83,7 @@ impl Counts {
             .filter(|(_, count)| *count > 0)
             .map(|(cause, count)| (cause, count as i64))
             .collect();
-        for cause in Table::ALL
+        for cause in Table::FROM_AGENTS
             .map(room::cause)
             .into_iter()
             .chain(room::RECORDER)

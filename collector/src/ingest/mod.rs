@@ -1,7 +1,10 @@
 //! The `Ingest` service: takes agents' batches and answers each with exactly one [`Ack`].
 //!
 //! Invariants:
-//! - STORED and DUPLICATE are only said of batches that are durable, in the log or in a table;
+//! - STORED and DUPLICATE are only said of batches that are durable, in the log or in a table
+//!   ([`Keeper`]);
+//! - a name (agent_id, batch_seq) stands for the same bytes for ever: other bytes under it are
+//!   REJECTED, counted and told at ERROR. Numbers that an agent leaves out are counted;
 //! - a batch is stored at most once: of one agent one batch is handled at a time, and only a
 //!   `batch_seq` above the agent's highest durable one is stored;
 //! - that rule would turn a batch that was put off into a DUPLICATE once a later one is stored,
@@ -11,13 +14,16 @@
 //! - a batch that can never be taken is REJECTED and counted, and the stream goes on.
 
 pub mod check;
-mod marks;
+pub mod marks;
+pub mod placing;
+pub mod promise;
 pub mod wal;
 
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::Stream;
@@ -28,10 +34,14 @@ use vramscope_wire::Table;
 use vramscope_wire::proto::ingest_server::Ingest;
 use vramscope_wire::proto::{Ack, Batch, Outcome};
 
-use crate::lake::Lake;
+use crate::access::agents::{Agent, Claim};
+use crate::access::guard;
+use crate::lake::committer::direct::Direct;
+use crate::metrics::METRICS;
 use check::{Checked, Reject};
-use marks::Marks;
-use wal::{Entry, Wal};
+use marks::{Marks, Verdict};
+use placing::{Clock, Placing};
+use wal::{NewBatch, Wal};
 
 /// What was answered since the start.
 #[derive(Debug, Default)]
@@ -44,6 +54,16 @@ pub struct Counts {
     pub rejected: AtomicU64,
     /// Batches put off.
     pub retry: AtomicU64,
+    /// Of the rejected those whose name stands for other bytes.
+    pub conflicting: AtomicU64,
+    /// Numbers that agents left out. What was rejected is not among them.
+    pub missing: AtomicU64,
+    /// Rows stored.
+    pub rows: AtomicU64,
+    /// Of them those whose time was not believed.
+    pub misdated_rows: AtomicU64,
+    /// Bytes of the batches stored.
+    pub bytes: AtomicU64,
 }
 
 impl Counts {
@@ -64,40 +84,75 @@ pub struct Service {
     shared: Arc<Shared>,
 }
 
+/// What keeps batches, so that they may be acknowledged.
+#[derive(Debug)]
+pub enum Keeper {
+    /// The local log: promise `fsync`.
+    Log(Arc<Wal>),
+    /// The tables themselves: promise `store`.
+    Table(Direct),
+}
+
+impl Keeper {
+    /// Returns when the batch is durable, or says why it cannot be now.
+    async fn store(&self, batch: NewBatch, parquet: Bytes) -> Result<(), String> {
+        match self {
+            Keeper::Log(wal) => {
+                let stored = wal.store(batch, parquet).await;
+                stored.map_err(|error| error.to_string())
+            }
+            Keeper::Table(direct) => {
+                let stored = direct.store(batch, parquet).await;
+                stored.map_err(|error| error.to_string())
+            }
+        }
+    }
+}
+
 struct Shared {
-    wal: Arc<Wal>,
+    keeper: Keeper,
     marks: Marks,
     counts: Arc<Counts>,
     max_batch_bytes: u64,
+    clock: Clock,
     /// Checking a batch holds its rows in memory and a processor busy.
     checks: Semaphore,
     stopping: watch::Receiver<bool>,
 }
 
 impl Service {
-    /// A service that stores in `wal`. When `stopping` turns true, streams end after the batch
+    /// A service that stores with `keeper`. When `stopping` turns true, streams end after the batch
     /// in hand.
     pub fn new(
-        wal: Arc<Wal>,
-        lake: Arc<Lake>,
+        keeper: Keeper,
+        marks: Marks,
         counts: Arc<Counts>,
-        max_batch_bytes: u64,
+        limits: Limits,
         stopping: watch::Receiver<bool>,
     ) -> Service {
         let processors = std::thread::available_parallelism().map_or(2, |n| n.get());
-        let marks = Marks::new(Arc::clone(&wal), lake);
         let checks = Semaphore::new(processors);
         Service {
             shared: Arc::new(Shared {
-                wal,
+                keeper,
                 marks,
                 counts,
-                max_batch_bytes,
+                max_batch_bytes: limits.max_batch_bytes,
+                clock: limits.clock,
                 checks,
                 stopping,
             }),
         }
     }
+}
+
+/// What a batch may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest Parquet file.
+    pub max_batch_bytes: u64,
+    /// Which times are believed.
+    pub clock: Clock,
 }
 
 #[tonic::async_trait]
@@ -108,10 +163,12 @@ impl Ingest for Service {
         &self,
         request: Request<Streaming<Batch>>,
     ) -> Result<Response<Self::PushStream>, Status> {
+        let sender = Agent::of(&request)?;
         let mut batches = request.into_inner();
         let (acks, answers) = mpsc::channel(16);
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
+            let _open = Open::new();
             let mut stopping = shared.stopping.clone();
             // Lowest batch answered RETRY, by agent; normally a stream has one agent.
             let mut put_off: HashMap<String, u64> = HashMap::new();
@@ -135,7 +192,11 @@ impl Ingest for Service {
                         return;
                     }
                 };
-                let ack = shared.answer(batch, &mut put_off).await;
+                if let Err(denied) = sender.still_welcome() {
+                    let _ = acks.send(Err(guard::status(&denied))).await;
+                    return;
+                }
+                let ack = shared.answer(&sender, batch, &mut put_off).await;
                 if acks.send(Ok(ack)).await.is_err() {
                     return;
                 }
@@ -159,16 +220,59 @@ enum Answer {
     Retry(String),
 }
 
+impl Answer {
+    /// Why a batch was not taken, in a word.
+    fn cause(&self) -> &'static str {
+        match self {
+            Answer::Stored | Answer::Duplicate => "",
+            Answer::Rejected(reason) => reason.cause(),
+            Answer::Retry(_) => "put_off",
+        }
+    }
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Stored => "stored",
+        Outcome::Duplicate => "duplicate",
+        Outcome::Rejected => "rejected",
+        Outcome::Retry | Outcome::Unspecified => "retry",
+    }
+}
+
+/// An open stream, for the metrics.
+struct Open;
+
+impl Open {
+    fn new() -> Open {
+        METRICS.streams.inc();
+        Open
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        METRICS.streams.dec();
+    }
+}
+
 impl Shared {
-    async fn answer(&self, batch: Batch, put_off: &mut HashMap<String, u64>) -> Ack {
+    async fn answer(
+        &self,
+        sender: &Agent,
+        batch: Batch,
+        put_off: &mut HashMap<String, u64>,
+    ) -> Ack {
+        let began = Instant::now();
         let (agent, seq, table) = (batch.agent_id.clone(), batch.batch_seq, batch.table.clone());
         let answer = match put_off.get(&agent) {
             Some(&first) if seq > first => {
                 Answer::Retry(format!("batch {first} was put off and has to come first"))
             }
-            _ => self.handle(batch).await,
+            _ => self.handle(sender, batch).await,
         };
         let is_rejected = matches!(answer, Answer::Rejected(_));
+        let cause = answer.cause();
         let (outcome, message) = match answer {
             Answer::Stored => (Outcome::Stored, String::new()),
             Answer::Duplicate => (Outcome::Duplicate, String::new()),
@@ -179,6 +283,7 @@ impl Shared {
             Answer::Retry(reason) => (Outcome::Retry, reason),
         };
         self.counts.count(outcome);
+        METRICS.batch(name(outcome), cause, began.elapsed());
         if is_rejected {
             let total = self.counts.rejected.load(Ordering::Relaxed);
             tracing::error!(total, "rejected {message}");
@@ -200,47 +305,94 @@ impl Shared {
         }
     }
 
-    async fn handle(&self, batch: Batch) -> Answer {
+    async fn handle(&self, sender: &Agent, batch: Batch) -> Answer {
         let table = match check::envelope(&batch, self.max_batch_bytes) {
             Ok(table) => table,
             Err(reason) => return Answer::Rejected(reason),
         };
+        match sender.check(&batch.agent_id, &batch.host).await {
+            Ok(Ok(())) => {}
+            Ok(Err(impostor)) => return Answer::Rejected(impostor.into()),
+            Err(error) => return Answer::Retry(format!("{error:#}")),
+        }
+        let claim = sender.claim(&batch.agent_id, &batch.host);
         let seq = batch.batch_seq;
         let mark = self.marks.of(&batch.agent_id);
         // Held until the batch is durable: one batch of an agent at a time.
         let mut mark = mark.lock().await;
-        match mark.has(table, seq).await {
-            Ok(true) => return Answer::Duplicate,
-            Ok(false) => {}
+        let missing = match mark.judge(seq, batch.crc32).await {
+            Ok(Verdict::New { missing }) => missing,
+            Ok(Verdict::Duplicate) => return Answer::Duplicate,
+            Ok(Verdict::Conflict { stored_crc32 }) => {
+                self.counts.conflicting.fetch_add(1, Ordering::Relaxed);
+                METRICS.conflicts.inc();
+                return Answer::Rejected(Reject::Conflict {
+                    stored: stored_crc32,
+                    sent: batch.crc32,
+                });
+            }
             Err(error) => {
                 return Answer::Retry(format!("failed to look up what is stored: {error}"));
             }
-        }
+        };
         let parquet = Bytes::from(batch.parquet);
+        let placing = self.clock.now();
         let checked = match self
-            .check_rows(table, parquet.clone(), batch.crc32, batch.rows)
+            .check_rows(
+                table,
+                parquet.clone(),
+                (batch.crc32, batch.rows),
+                claim,
+                placing,
+            )
             .await
         {
             Ok(checked) => checked,
-            Err(reason) => return Answer::Rejected(reason),
+            Err(reason) => {
+                if let Reject::Impostor(impostor) = &reason {
+                    Agent::alarm(impostor);
+                }
+                mark.reject(seq);
+                return Answer::Rejected(reason);
+            }
         };
-        let entry = Entry {
+        let bytes = parquet.len() as u64;
+        let new = NewBatch {
             agent: batch.agent_id.into(),
             seq,
+            host: Some(batch.host.into()),
             table,
             crc32: batch.crc32,
-            bytes: parquet.len() as u64,
-            rows: Some(checked.rows),
+            rows: checked.rows,
             decoded_bytes: checked.decoded_bytes,
+            times: checked.times,
+            placing,
+            misdated: checked.misdated,
         };
-        let wal = Arc::clone(&self.wal);
-        match tokio::task::spawn_blocking(move || wal.store(entry, &parquet)).await {
-            Ok(Ok(())) => {
-                mark.raise(seq);
+        if missing > 0 {
+            tracing::debug!(
+                agent = &*new.agent,
+                seq,
+                missing,
+                "numbers are missing before a batch"
+            );
+        }
+        match self.keeper.store(new, parquet).await {
+            Ok(()) => {
+                mark.raise(seq, batch.crc32);
+                METRICS.stored(checked.rows, bytes);
+                METRICS.missing.inc_by(missing);
+                METRICS.misdated_rows.inc_by(checked.misdated);
+                let counts = &self.counts;
+                counts.missing.fetch_add(missing, Ordering::Relaxed);
+                counts.rows.fetch_add(checked.rows, Ordering::Relaxed);
+                counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+                counts
+                    .misdated_rows
+                    .fetch_add(checked.misdated, Ordering::Relaxed);
                 Answer::Stored
             }
-            Ok(Err(error)) => Answer::Retry(error.to_string()),
-            Err(error) => Answer::Retry(format!("failed to store the batch: {error}")),
+            Err(reason) => Answer::Retry(reason),
         }
     }
 
@@ -248,12 +400,15 @@ impl Shared {
         &self,
         table: Table,
         parquet: Bytes,
-        crc32: u32,
-        rows: u64,
+        (crc32, rows): (u32, u64),
+        claim: Option<Claim>,
+        placing: Placing,
     ) -> Result<Checked, Reject> {
         // The semaphore is never closed.
         let _permit = self.checks.acquire().await.ok();
-        let task = tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows));
+        let task = tokio::task::spawn_blocking(move || {
+            check::rows(table, parquet, crc32, rows, claim.as_ref(), &placing)
+        });
         // A decoder that panics on a crafted file must not take the stream with it.
         task.await.unwrap_or(Err(Reject::Panicked))
     }

@@ -1,44 +1,43 @@
-//! The lake: one Delta table per folder `DIR/TABLE/` (or prefix of a bucket, [`place`]), and the
-//! committer that fills them.
+//! The lake: one Delta table per folder `DIR/TABLE/`, and the committer that fills them.
 //!
 //! Invariants:
 //! - the columns are the wire schema's, with `date` and `hour` of `ts` (UTC) appended as
 //!   partition columns where the table has a time;
 //! - a commit carries, for each agent whose batches are in it, one application transaction:
-//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far.
+//!   `appId` is the agent's id, `version` the highest of its `batch_seq` in the table so far. One
+//!   more tells how far the log went that the batches came from ([`committer`]).
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
-//!   resent batch from counting twice. On a lake that several collectors write they are others:
-//!   [`shared`];
+//!   resent batch from counting twice;
 //! - everything in a folder is written through [`store::DurableStore`]: when a commit returns, it
-//!   and all it names are on disk. What a bucket acknowledges is durable.
+//!   and all it names are on disk. What a bucket acknowledges is durable ([`place`]).
 
+pub mod append;
 pub mod committer;
+pub mod layout;
+mod marks;
 pub mod place;
 pub mod rows;
-pub mod shared;
 pub mod store;
 pub mod turn;
+pub mod upkeep;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
 use deltalake::kernel::transaction::{CommitProperties, TransactionError};
-use deltalake::kernel::{StructField, StructType, Transaction};
+use deltalake::kernel::{StructField, StructType};
 use deltalake::operations::create::CreateBuilder;
 use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
 use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
+use marks::Marks;
 use place::Home;
-use shared::Shared;
 use store::DurableStore;
-
-/// Age at which a half-written file in a folder that collectors share has nobody left to finish it.
-const SHARED_LEFTOVER_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// What can go wrong with a table.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +76,18 @@ pub enum LakeError {
         /// What is wrong, and the way out.
         detail: String,
     },
+    /// While a commit was made, another collector committed batches of the same agent.
+    #[error("table {table}: another collector has moved {name} from {before} to {now}")]
+    Moved {
+        /// Which table.
+        table: &'static str,
+        /// Agent or log.
+        name: String,
+        /// How far it was.
+        before: u64,
+        /// How far it is.
+        now: u64,
+    },
     /// The file system said no.
     #[error("failed to use {path}: {source}")]
     Io {
@@ -91,16 +102,17 @@ impl LakeError {
     /// Whether a commit failed because another process was first. Nothing is wrong then: the table
     /// has to be looked at anew.
     pub fn is_conflict(&self) -> bool {
-        let LakeError::Delta { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            **source,
-            DeltaTableError::Transaction {
-                source: TransactionError::CommitConflict(_)
-                    | TransactionError::MaxCommitAttempts(_)
-            }
-        )
+        match self {
+            LakeError::Moved { .. } => true,
+            LakeError::Delta { source, .. } => matches!(
+                **source,
+                DeltaTableError::Transaction {
+                    source: TransactionError::CommitConflict(_)
+                        | TransactionError::MaxCommitAttempts(_)
+                }
+            ),
+            _ => false,
+        }
     }
 }
 
@@ -116,15 +128,16 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
     move |source| LakeError::Io { path, source }
 }
 
-/// The open tables. Only the committer changes them.
+/// The open tables. The committer adds to them, [`upkeep`] rearranges them.
 #[derive(Debug)]
 pub struct Lake {
     tables: BTreeMap<Table, RwLock<DeltaTable>>,
-    /// Transactions that were looked up or committed: a look-up reads the table's log, and a
-    /// commit needs one for each of its agents. Only this process writes them.
-    marks: Mutex<HashMap<(Table, Arc<str>), u64>>,
-    /// In their place, where other collectors write too.
-    shared: Option<Shared>,
+    /// Who commits to a table holds its turn, so that commits of one process do not run into each
+    /// other. Commits of other processes are met as Delta does: by trying again.
+    turns: BTreeMap<Table, tokio::sync::Mutex<()>>,
+    /// Of each table, how far agents and logs go in it.
+    marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
+    home: Home,
 }
 
 impl Lake {
@@ -134,95 +147,58 @@ impl Lake {
     pub async fn open(data: &Path) -> Result<Lake, LakeError> {
         let home = Home::of(data)?;
         let opened = Table::ALL.map(|table| open_table(&home, table));
+        // At a time: each is a few requests, if the lake is in a bucket.
         let opened = futures::future::try_join_all(opened).await?;
-        let shared = home.shared_as.as_deref().map(Shared::new);
-        if let Some(shared) = &shared {
-            let read = Table::ALL.into_iter().zip(&opened);
-            let read = read.map(|(table, delta)| async move {
-                let done = shared.catch_up(table, delta).await;
-                done.map_err(delta_error(table))
-            });
-            futures::future::try_join_all(read).await?;
-        }
         let opened = opened.into_iter().map(RwLock::new);
-        Ok(Lake {
-            tables: Table::ALL.into_iter().zip(opened).collect(),
-            marks: Mutex::default(),
-            shared,
-        })
+        let tables = Table::ALL.into_iter().zip(opened).collect();
+        Ok(Lake::of(home, tables))
     }
 
-    /// What there is to know if other collectors write too; `None` if none does.
-    pub fn shared(&self) -> Option<&Shared> {
-        self.shared.as_ref()
-    }
-
-    /// Whether a table holds a batch, as far as is known here.
-    pub async fn holds(&self, table: Table, agent: &str, seq: u64) -> Result<bool, LakeError> {
-        match &self.shared {
-            Some(shared) => {
-                let delta = self.table(table);
-                let read = shared.catch_up(table, &delta).await;
-                read.map_err(delta_error(table))?;
-                Ok(shared.holds(table, agent, seq))
+    /// Opens the tables that are there, and changes nothing: for who works on a folder that a
+    /// collector may hold.
+    pub async fn attach(data: &Path) -> Result<Lake, LakeError> {
+        let home = Home::of(data)?;
+        let mut tables = BTreeMap::new();
+        for table in Table::ALL {
+            let mut delta = unopened(&home.place, table)?;
+            let exists = delta.verify_deltatable_existence().await;
+            if !exists.map_err(delta_error(table))? {
+                continue;
             }
-            None => Ok(seq <= self.committed(table, agent).await?),
+            delta.load().await.map_err(delta_error(table))?;
+            tables.insert(table, RwLock::new(delta));
+        }
+        Ok(Lake::of(home, tables))
+    }
+
+    fn of(home: Home, tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
+        let of_each = || tables.keys().copied();
+        Lake {
+            turns: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
+            marks: of_each()
+                .map(|table| (table, tokio::sync::Mutex::default()))
+                .collect(),
+            tables,
+            home,
         }
     }
 
-    /// Reads what other processes committed to a table since it was read last.
-    pub async fn refresh(&self, table: Table) -> Result<(), LakeError> {
-        let mut delta = self.table(table);
-        delta.update_state().await.map_err(delta_error(table))?;
-        // What the update saw must be durable before anything relies on it.
-        if let Ok(dir) = delta.table_url().to_file_path() {
-            let log = dir.join("_delta_log");
-            crate::folder::sync_dir(&log).map_err(io_error(&log))?;
-        }
-        self.reloaded(table, delta);
-        Ok(())
+    /// Where it lies, and whether others write it too.
+    pub fn home(&self) -> &Home {
+        &self.home
     }
 
-    /// Looks at what other collectors committed, unless that was done a moment ago. Whoever asks
-    /// can do without: a look that fails changes nothing.
-    pub async fn glance(&self, table: Table) {
-        let Some(shared) = &self.shared else { return };
-        if !shared.may_look(table) {
-            return;
-        }
-        let looked = async {
-            self.refresh(table).await?;
-            let read = shared.catch_up(table, &self.table(table)).await;
-            read.map_err(delta_error(table))
-        };
-        if let Err(error) = looked.await {
-            tracing::debug!(table = table.name(), %error, "failed to look at the table");
-        }
+    /// The tables that are open, all of them but after [`Lake::attach`].
+    pub fn tables(&self) -> impl Iterator<Item = Table> + '_ {
+        self.tables.keys().copied()
     }
 
-    /// The transactions of a commit of these batches.
-    fn transactions<'a>(
-        &self,
-        batches: impl Iterator<Item = (&'a Arc<str>, u64)>,
-    ) -> Vec<Transaction> {
-        let marks = match &self.shared {
-            Some(shared) => shared.marks(batches),
-            None => {
-                let mut highest: HashMap<Arc<str>, u64> = HashMap::new();
-                for (agent, seq) in batches {
-                    let last = highest.entry(Arc::clone(agent)).or_insert(seq);
-                    *last = seq.max(*last);
-                }
-                highest
-            }
-        };
-        let now = chrono::Utc::now().timestamp_millis();
-        let transaction = |(name, last): (Arc<str>, u64)| {
-            // `ingest` lets in numbers up to i64::MAX only.
-            let version = i64::try_from(last).unwrap_or(i64::MAX);
-            Transaction::new_with_last_update(name, version, Some(now))
-        };
-        marks.into_iter().map(transaction).collect()
+    /// Waits for the turn to commit to a table.
+    pub async fn turn(&self, table: Table) -> tokio::sync::MutexGuard<'_, ()> {
+        // Every open table has one.
+        self.turns[&table].lock().await
     }
 
     /// The table as of its last commit.
@@ -234,59 +210,45 @@ impl Lake {
             .clone()
     }
 
+    /// Sees what others committed to a table.
+    pub async fn refresh(&self, table: Table) -> Result<(), LakeError> {
+        let mut delta = self.table(table);
+        delta.update_state().await.map_err(delta_error(table))?;
+        self.set(table, delta);
+        Ok(())
+    }
+
+    /// Takes over a newer state; an older one is let go.
     fn set(&self, table: Table, state: DeltaTable) {
         // Every table is inserted in `open`.
-        *self.tables[&table]
+        let mut held = self.tables[&table]
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = state;
-    }
-
-    /// The highest `batch_seq` of an agent in one table, 0 if there is none.
-    pub async fn committed(&self, table: Table, agent: &str) -> Result<u64, LakeError> {
-        if let Some(shared) = &self.shared {
-            return Ok(shared.highest(table, agent));
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.version() >= held.version() {
+            *held = state;
         }
-        let key = (table, Arc::from(agent));
-        if let Some(known) = self.marks().get(&key) {
-            return Ok(*known);
+    }
+
+    /// How far a name goes in one table, 0 if it does not: of an agent its highest `batch_seq`
+    /// there. Of the table's state that [`Lake::table`] gives.
+    pub async fn committed(&self, table: Table, name: &str) -> Result<u64, LakeError> {
+        // Every open table has them.
+        let mut marks = self.marks[&table].lock().await;
+        let version = self.tables[&table]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .version();
+        if !marks.knows(version) {
+            let state = self.table(table);
+            marks.catch_up(&state).await.map_err(delta_error(table))?;
         }
-        let found = transaction(&self.table(table), agent)
-            .await
-            .map_err(delta_error(table))?;
-        // A commit may have raised it meanwhile.
-        let mut marks = self.marks();
-        let mark = marks.entry(key).or_insert(found);
-        *mark = found.max(*mark);
-        Ok(*mark)
-    }
-
-    /// Takes over what a commit left: the table's new state and the agents' new marks.
-    fn committed_now(&self, table: Table, state: DeltaTable, highest: HashMap<Arc<str>, u64>) {
-        self.set(table, state);
-        if self.shared.is_some() {
-            return;
-        }
-        self.marks().extend(
-            highest
-                .into_iter()
-                .map(|(agent, seq)| ((table, agent), seq)),
-        );
-    }
-
-    /// Takes over a state that was read anew, with whatever marks it holds.
-    fn reloaded(&self, table: Table, state: DeltaTable) {
-        self.set(table, state);
-        self.marks().retain(|(of, _), _| *of != table);
-    }
-
-    fn marks(&self) -> MutexGuard<'_, HashMap<(Table, Arc<str>), u64>> {
-        self.marks.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(marks.get(name))
     }
 
     /// The highest `batch_seq` of an agent in any table, 0 if there is none.
     pub async fn highest_committed(&self, agent: &str) -> Result<u64, LakeError> {
         let mut highest = 0;
-        for table in Table::ALL {
+        for table in Table::FROM_AGENTS {
             highest = self.committed(table, agent).await?.max(highest);
         }
         Ok(highest)
@@ -308,18 +270,17 @@ async fn open_table(home: &Home, table: Table) -> Result<DeltaTable, LakeError> 
     if let Some(root) = home.folder() {
         let dir = root.join(table.name());
         crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
-        let age = match home.shared_as {
-            Some(_) => SHARED_LEFTOVER_AGE,
-            None => Duration::ZERO,
-        };
-        store::remove_temporaries(&dir, age).map_err(io_error(&dir))?;
+        // Where others write too, `vacuum` removes what nobody can be writing any more.
+        if home.shared_as.is_none() {
+            store::remove_temporaries(&dir).map_err(io_error(&dir))?;
+        }
     }
     // Of several collectors that start at a time one creates the table or appends the columns, and
     // the others find it done.
     let mut tries = if home.shared_as.is_some() { 5 } else { 1 };
     loop {
         tries -= 1;
-        match open_or_create(home, table).await {
+        match open_or_create(&home.place, table).await {
             Err(LakeError::Delta { source, .. }) if tries > 0 => {
                 tracing::debug!(table = table.name(), error = %source, "opening the table again");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -329,9 +290,9 @@ async fn open_table(home: &Home, table: Table) -> Result<DeltaTable, LakeError> 
     }
 }
 
-async fn open_or_create(home: &Home, table: Table) -> Result<DeltaTable, LakeError> {
+async fn open_or_create(place: &Place, table: Table) -> Result<DeltaTable, LakeError> {
     let failed = || delta_error(table);
-    let mut delta = unopened(&home.place, table)?;
+    let mut delta = unopened(place, table)?;
     if !delta
         .verify_deltatable_existence()
         .await
@@ -340,7 +301,7 @@ async fn open_or_create(home: &Home, table: Table) -> Result<DeltaTable, LakeErr
         return create_table(delta, table).await.map_err(failed());
     }
     delta.load().await.map_err(failed())?;
-    append_columns(delta, table, &home.place.table_path(table)).await
+    append_columns(delta, table, &place.table_path(table)).await
 }
 
 /// A table of which nothing is read yet.

@@ -13,7 +13,8 @@ use vramscope_wire::Table;
 const HOUR_US: i64 = 3_600_000_000;
 const DAY_HOURS: i64 = 24;
 
-/// Columns that partition a table; both come from `ts`, in UTC.
+/// Columns that partition a table; both come from `ts`, in UTC, or where that is not believed from
+/// the arrival of the batch ([`placing`](crate::ingest::placing)).
 pub fn partition_columns(table: Table) -> &'static [&'static str] {
     if table.partitioned_by_time() {
         &["date", "hour"]
@@ -48,6 +49,8 @@ pub fn sort_columns(table: Table) -> &'static [&'static str] {
         Table::Traffic => &["host", "engine", "ts_ns"],
         Table::Devices => &["host", "gpu_uuid", "ts_ns"],
         Table::AgentWindows => &["host", "ts_ns"],
+        Table::QueryLog => &["ts"],
+        Table::Batches => &["agent_id", "batch_seq"],
     }
 }
 

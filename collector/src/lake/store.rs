@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use deltalake::logstore::object_store as os;
@@ -67,9 +67,31 @@ impl DurableStore {
     }
 }
 
-/// Removes what a killed process left half-written below a folder, if it was last written so long
-/// ago. Without an age only for the holder of the data folder's lock, where nobody else writes.
-pub fn remove_temporaries(dir: &FsPath, age: Duration) -> io::Result<()> {
+/// Removes what a killed process left half-written below a folder. Only for the holder of the
+/// data folder's lock.
+pub fn remove_temporaries(dir: &FsPath) -> io::Result<()> {
+    each_temporary(dir, &mut |path| std::fs::remove_file(path))
+}
+
+/// What was left half-written below a folder before a moment, with its bytes.
+pub fn old_temporaries(dir: &FsPath, before: SystemTime) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    each_temporary(dir, &mut |path| {
+        let metadata = match std::fs::metadata(path) {
+            Ok(metadata) => metadata,
+            // It was finished meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if metadata.modified()? < before {
+            found.push((path.to_path_buf(), metadata.len()));
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn each_temporary(dir: &FsPath, work: &mut dyn FnMut(&FsPath) -> io::Result<()>) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -80,24 +102,12 @@ pub fn remove_temporaries(dir: &FsPath, age: Duration) -> io::Result<()> {
                 !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
             });
         if entry.file_type()?.is_dir() {
-            remove_temporaries(&entry.path(), age)?;
-        } else if is_temporary && is_older(&entry, age)? {
-            std::fs::remove_file(entry.path())?;
+            each_temporary(&entry.path(), work)?;
+        } else if is_temporary {
+            work(&entry.path())?;
         }
     }
     Ok(())
-}
-
-/// Whether a file was last written so long ago. One that is gone is not: whoever wrote it named it.
-fn is_older(entry: &std::fs::DirEntry, age: Duration) -> io::Result<bool> {
-    if age.is_zero() {
-        return Ok(true);
-    }
-    match entry.metadata().and_then(|metadata| metadata.modified()) {
-        Ok(written) => Ok(written.elapsed().is_ok_and(|passed| passed > age)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
 }
 
 impl fmt::Display for DurableStore {
@@ -343,9 +353,7 @@ mod tests {
         let gone = dir.path().join("date=2026-11-29/hour=3/part-1.parquet#12");
         std::fs::write(&keep, "x").unwrap();
         std::fs::write(&gone, "x").unwrap();
-        remove_temporaries(dir.path(), Duration::from_secs(3600)).unwrap();
-        assert!(gone.exists(), "somebody may be writing it");
-        remove_temporaries(dir.path(), Duration::ZERO).unwrap();
+        remove_temporaries(dir.path()).unwrap();
         assert!(keep.exists() && !gone.exists());
     }
 }

@@ -5,9 +5,11 @@
 //! that should end it. So queries run here, and whoever waits for them waits elsewhere.
 //!
 //! Invariants:
-//! - the time limit holds for the client whatever the query does;
-//! - a query whose client is gone, or whose time is over, is cancelled at its next pause, and
-//!   holds its place until then: stuck queries make others wait in line, never the collector.
+//! - the time limit and a cancel hold for the client whatever the query does;
+//! - a query whose client is gone, whose time is over or that was cancelled is ended at its next
+//!   pause, and holds its place until then: stuck queries make others wait in line, never the
+//!   collector;
+//! - planning has places of its own: what takes milliseconds does not wait for what takes minutes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +17,14 @@ use std::time::Duration;
 use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use datafusion::execution::SendableRecordBatchStream;
-use futures::{Stream, StreamExt};
+use futures::StreamExt;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use vramscope_queries::Error;
+
+use super::line::Line;
 
 /// The threads. Dropping it leaves running queries to the end of the process.
 #[derive(Debug)]
@@ -34,7 +38,8 @@ pub struct Pool {
 #[derive(Debug, Clone)]
 pub struct Lane {
     handle: Handle,
-    places: Arc<Semaphore>,
+    queries: Line,
+    plans: Line,
 }
 
 impl Pool {
@@ -47,10 +52,10 @@ impl Pool {
             .enable_all()
             .build()?;
         // Memory is shared by the queries that run: more at a time would only fail each other.
-        let places = Arc::new(Semaphore::new(2 * processors));
         let shared = Lane {
             handle: runtime.handle().clone(),
-            places,
+            queries: Line::new(2 * processors),
+            plans: Line::new(2 * processors),
         };
         Ok(Pool {
             runtime: Some(runtime),
@@ -81,50 +86,86 @@ impl Drop for EndOnDrop {
     }
 }
 
+/// For how long somebody waits, and for whom.
+#[derive(Debug, Clone)]
+pub(super) struct Wait {
+    /// Whose place in line it is.
+    pub who: Arc<str>,
+    /// The time limit, for its message.
+    pub time: Duration,
+    /// When it is over.
+    pub deadline: Instant,
+    /// Turns true when the query is cancelled.
+    pub cancelled: watch::Receiver<bool>,
+}
+
+impl Wait {
+    /// From now on.
+    pub fn new(who: &Arc<str>, time: Duration, cancelled: watch::Receiver<bool>) -> Wait {
+        Wait {
+            who: Arc::clone(who),
+            time,
+            deadline: Instant::now() + time,
+            cancelled,
+        }
+    }
+
+    /// Waits for something, but not longer than this.
+    async fn bound<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            // An error means that nobody can cancel it any more.
+            Ok(_) = self.cancelled.wait_for(|cancelled| *cancelled) => Err(Error::Cancelled),
+            () = tokio::time::sleep_until(self.deadline) => Err(Error::TimedOut(self.time)),
+            done = work => Ok(done),
+        }
+    }
+}
+
 /// Rows that are computed on the pool.
-pub struct Rows {
-    /// Their schema.
+pub(super) struct Running {
     pub schema: SchemaRef,
     batches: mpsc::Receiver<Result<RecordBatch, Error>>,
-    deadline: Instant,
-    time: Duration,
+    wait: Wait,
     _task: EndOnDrop,
 }
 
 impl Lane {
+    /// Queries that run, and questions that wait for a place.
+    pub fn counts(&self) -> (usize, usize) {
+        self.queries.counts()
+    }
+
     /// Runs work that ends with a value, planning for example.
-    pub async fn run<T: Send + 'static>(
+    pub(super) async fn run<T: Send + 'static>(
         &self,
-        time: Duration,
+        mut wait: Wait,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        let places = Arc::clone(&self.places);
+        let place = wait.clone().bound(self.plans.enter(&wait.who)).await??;
         let task = self.handle.spawn(async move {
-            // The semaphore is never closed.
-            let _place = places.acquire_owned().await.ok();
+            let _place = place;
             work.await
         });
         let _task = EndOnDrop(task.abort_handle());
-        match tokio::time::timeout(time, task).await {
-            Ok(Ok(done)) => done,
-            Ok(Err(died)) => Err(internal(died)),
-            Err(_) => Err(Error::TimedOut(time)),
+        match wait.bound(task).await? {
+            Ok(done) => done,
+            Err(died) => Err(internal(died)),
         }
     }
 
-    /// Runs work that ends with a stream, and the stream itself. `time` is for both together.
-    pub async fn stream(
+    /// Runs work that ends with a stream, and the stream itself.
+    pub(super) async fn stream(
         &self,
-        time: Duration,
+        mut wait: Wait,
         work: impl Future<Output = Result<SendableRecordBatchStream, Error>> + Send + 'static,
-    ) -> Result<Rows, Error> {
-        let deadline = Instant::now() + time;
+    ) -> Result<Running, Error> {
+        let place = wait.clone().bound(self.queries.enter(&wait.who)).await??;
         let (send_schema, schema) = oneshot::channel();
         let (send_batch, batches) = mpsc::channel(2);
-        let places = Arc::clone(&self.places);
+        let deadline = wait.deadline;
         let task = self.handle.spawn(async move {
-            // The semaphore is never closed.
-            let _place = places.acquire_owned().await.ok();
+            let _place = place;
             let mut rows = match work.await {
                 Ok(rows) => rows,
                 Err(error) => {
@@ -134,39 +175,34 @@ impl Lane {
             };
             let _ = send_schema.send(Ok(rows.schema()));
             while let Some(batch) = rows.next().await {
-                if send_batch.send(batch.map_err(Error::from)).await.is_err() {
+                // A client that takes nothing holds no place beyond the time limit.
+                let sent = send_batch.send(batch.map_err(Error::from));
+                if !matches!(tokio::time::timeout_at(deadline, sent).await, Ok(Ok(()))) {
                     return;
                 }
             }
         });
         let _task = EndOnDrop(task.abort_handle());
-        let schema = match tokio::time::timeout_at(deadline, schema).await {
-            Ok(Ok(schema)) => schema?,
-            Ok(Err(_)) => return Err(internal("the query's task died")),
-            Err(_) => return Err(Error::TimedOut(time)),
+        let schema = match wait.bound(schema).await? {
+            Ok(schema) => schema?,
+            Err(_) => return Err(internal("the query's task died")),
         };
-        Ok(Rows {
+        Ok(Running {
             schema,
             batches,
-            deadline,
-            time,
+            wait,
             _task,
         })
     }
 }
 
-impl Rows {
-    /// The batches. The last item is an error if the query failed or its time was over.
-    pub fn into_stream(self) -> impl Stream<Item = Result<RecordBatch, Error>> + Send + 'static {
-        futures::stream::unfold(Some(self), |rows| async move {
-            let mut rows = rows?;
-            match tokio::time::timeout_at(rows.deadline, rows.batches.recv()).await {
-                Ok(Some(Ok(batch))) => Some((Ok(batch), Some(rows))),
-                Ok(Some(Err(error))) => Some((Err(error), None)),
-                Ok(None) => None,
-                Err(_) => Some((Err(Error::TimedOut(rows.time)), None)),
-            }
-        })
+impl Running {
+    /// The next batch; an error is the last.
+    pub async fn next(&mut self) -> Option<Result<RecordBatch, Error>> {
+        match self.wait.bound(self.batches.recv()).await {
+            Ok(batch) => batch,
+            Err(error) => Some(Err(error)),
+        }
     }
 }
 

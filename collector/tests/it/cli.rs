@@ -146,12 +146,16 @@ async fn status_tells_agents_log_and_tables() {
     assert_eq!(waiting["agents"][0]["agent_id"], "agent-a");
     assert_eq!(waiting["agents"][0]["highest_batch_seq"], 6);
     assert_eq!(waiting["agents"][0]["waiting_batches"], 2);
+    // Number 5 never came.
+    assert_eq!(waiting["agents"][0]["missing_batches"], 1);
     assert!(collector.stop().success());
 
     let stopped = status(data.path());
     assert_eq!(stopped["running"], false);
     assert_eq!(stopped["log"]["batches"], 0);
     assert_eq!(stopped["agents"][0]["highest_batch_seq"], 6);
+    assert_eq!(stopped["agents"][0]["waiting_batches"], 0);
+    assert_eq!(stopped["agents"][0]["missing_batches"], 1);
     let rows = |name: &str| {
         let tables = stopped["tables"].as_array().unwrap();
         tables.iter().find(|table| table["table"] == name).unwrap()["rows"].clone()

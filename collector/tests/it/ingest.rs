@@ -1,5 +1,11 @@
 //! What is taken, what is not, and that what is taken is all there, once.
 
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use deltalake::kernel::engine::arrow_conversion::TryIntoArrow;
 use vramscope_wire::proto::{Batch, Outcome};
 use vramscope_wire::{SCHEMA_VERSION, Table};
@@ -15,8 +21,8 @@ async fn every_table_round_trips() {
     for agent in ["agent-a", "agent-b"] {
         let mut batches = Vec::new();
         for round in 0..2u64 {
-            for (index, table) in Table::ALL.into_iter().enumerate() {
-                let seq = round * Table::ALL.len() as u64 + index as u64 + 1;
+            for (index, table) in Table::FROM_AGENTS.into_iter().enumerate() {
+                let seq = round * Table::FROM_AGENTS.len() as u64 + index as u64 + 1;
                 let (batch, rows) = made(table, agent, seq, 40);
                 batches.push(batch);
                 sent.entry(table).or_insert_with(Vec::new).push(rows);
@@ -28,7 +34,7 @@ async fn every_table_round_trips() {
             "{acks:?}"
         );
     }
-    for table in Table::ALL {
+    for table in Table::FROM_AGENTS {
         wait_for_rows(&collector.address, table, 160).await;
         assert_eq!(
             stored(&collector.address, table).await,
@@ -49,7 +55,7 @@ async fn every_table_round_trips() {
     assert!(collector.stop().success());
     assert!(log_files(data.path()).is_empty());
 
-    for table in Table::ALL {
+    for table in Table::FROM_AGENTS {
         let url =
             url::Url::from_directory_path(data.path().canonicalize().unwrap().join(table.name()))
                 .unwrap();
@@ -327,20 +333,315 @@ async fn a_full_log_puts_off_in_order() {
 async fn a_log_that_cannot_be_written_puts_off() {
     let data = tempfile::tempdir().unwrap();
     let collector = Collector::start(data.path(), FAST);
-    let in_the_way = data.path().join("_wal/agent-a");
-    std::fs::write(&in_the_way, "a file where the agent's folder should be").unwrap();
+    let in_the_way = data.path().join("_wal/00000000000000000001.wal");
+    std::fs::create_dir(&in_the_way).unwrap();
     let (batch, _) = made(Table::Stacks, "agent-a", 1, 5);
     let acks = push(&collector.address, vec![batch.clone()]).await;
     assert_eq!(outcomes(&acks), [Outcome::Retry]);
     assert!(
-        acks[0].message.contains("_wal/agent-a"),
+        acks[0].message.contains("_wal/00000000000000000001.wal"),
         "{}",
         acks[0].message
     );
-    std::fs::remove_file(&in_the_way).unwrap();
+    std::fs::remove_dir(&in_the_way).unwrap();
     assert_eq!(
         outcomes(&push(&collector.address, vec![batch]).await),
         [Outcome::Stored]
     );
     wait_for_rows(&collector.address, Table::Stacks, 5).await;
+}
+
+/// The same name for other bytes: refused and told as an alarm, whether the first one waits, is
+/// committed, or was before the restart. What was stored stays as it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflicting_resend_is_refused_and_told() {
+    let data = tempfile::tempdir().unwrap();
+    let (first, rows) = made(Table::Stacks, "agent-a", 7, 10);
+    let other = Batch {
+        batch_seq: 7,
+        ..made(Table::Stacks, "agent-a", 8, 10).0
+    };
+    let collector = Collector::start(data.path(), NEVER);
+    let acks = push(
+        &collector.address,
+        vec![first.clone(), other.clone(), first.clone()],
+    )
+    .await;
+    let expected = [Outcome::Stored, Outcome::Rejected, Outcome::Duplicate];
+    assert_eq!(outcomes(&acks), expected, "{acks:?}");
+    assert!(
+        acks[1].message.contains(&format!("{:08x}", first.crc32))
+            && acks[1].message.contains(&format!("{:08x}", other.crc32)),
+        "{}",
+        acks[1].message
+    );
+    assert!(collector.stop().success());
+
+    let collector = Collector::start_logging(data.path(), FAST, std::process::Stdio::piped());
+    let acks = push(&collector.address, vec![other.clone(), first.clone()]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Rejected, Outcome::Duplicate]);
+    assert_eq!(
+        stored(&collector.address, Table::Stacks).await,
+        lines(&[rows])
+    );
+    let told = collector.stop_and_read_log();
+    assert!(
+        told.lines().any(|line| line.contains("ERROR")
+            && line.contains("agent-a")
+            && line.contains("another batch with CRC-32")),
+        "{told}"
+    );
+    assert!(told.contains("conflicting=1"), "{told}");
+}
+
+/// Agents that all send at once, with one table for all of them: every batch is acknowledged,
+/// there once, and in the ledger.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_agents_at_once_are_all_stored_once() {
+    const AGENTS: usize = 60;
+    let data = tempfile::tempdir().unwrap();
+    let collector = Collector::start(data.path(), FAST);
+    let sent: Vec<Vec<Batch>> = (0..AGENTS)
+        .map(|agent| {
+            let agent = format!("agent-{agent:03}");
+            (1..=5)
+                .map(|seq| made(Table::AllocEvents, &agent, seq, 4).0)
+                .collect()
+        })
+        .collect();
+    let streams = sent
+        .iter()
+        .map(|batches| push(&collector.address, batches.clone()));
+    for acks in futures::future::join_all(streams).await {
+        assert_eq!(outcomes(&acks), [Outcome::Stored; 5]);
+    }
+    wait_for_rows(
+        &collector.address,
+        Table::AllocEvents,
+        (AGENTS * 5 * 4) as i64,
+    )
+    .await;
+    wait_for_ledger(&collector.address, (AGENTS * 5) as i64).await;
+    assert_eq!(
+        ledger(&collector.address).await,
+        as_in_ledger(sent.iter().flatten())
+    );
+    let per_batch = "SELECT count(*) FROM (SELECT agent_id, batch_seq FROM alloc_events \
+                     GROUP BY 1, 2 HAVING count(*) = 4)";
+    let found = sql(&collector.address, per_batch).await.unwrap();
+    assert_eq!(lines(&found), [(AGENTS * 5).to_string()]);
+}
+
+/// A host whose clock is wrong: its rows keep the time they were sent with and lie in the partition
+/// of this hour, and the ledger counts them. Rows that are hours late lie in their own hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_wrong_clock_are_kept_and_make_no_partition() {
+    const HOUR: i64 = 3_600_000_000;
+    let data = tempfile::tempdir().unwrap();
+    let flags = &["--commit-interval", "50ms"];
+    let collector = Collector::start(data.path(), flags);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = now.as_micros() as i64;
+    // Now; 30 days late; a month and a half late; in the year 2106 (seconds of 32 bits); in 1970.
+    let times = [
+        now,
+        now - 30 * 24 * HOUR,
+        now - 45 * 24 * HOUR,
+        4_294_967_295_000_000,
+        1_000_000,
+    ];
+    let rows = rows(Table::Devices, "agent-a", 1, times.len());
+    let mut columns = rows.columns().to_vec();
+    let ts = arrow::array::TimestampMicrosecondArray::from(times.to_vec()).with_timezone("UTC");
+    columns[0] = Arc::new(ts);
+    let rows = arrow::array::RecordBatch::try_new(rows.schema(), columns).unwrap();
+    let acks = push(
+        &collector.address,
+        vec![batch(Table::Devices, "agent-a", 1, &rows)],
+    )
+    .await;
+    assert_eq!(outcomes(&acks), [Outcome::Stored]);
+    wait_for_rows(&collector.address, Table::Devices, times.len() as i64).await;
+    wait_for_ledger(&collector.address, 1).await;
+    assert_eq!(
+        stored(&collector.address, Table::Devices).await,
+        lines(&[rows])
+    );
+    let misplaced = "SELECT count(*) FROM devices \
+                     WHERE date <> CAST(ts AS DATE) OR hour <> extract(hour FROM ts)";
+    let found = sql(&collector.address, misplaced).await.unwrap();
+    assert_eq!(lines(&found), ["3"]);
+    // The hour may have changed between their arrival and now, or between two of them not.
+    let partitions = "SELECT count(DISTINCT (date, hour)) FROM devices \
+                      WHERE date <> CAST(ts AS DATE) OR hour <> extract(hour FROM ts)";
+    let found = sql(&collector.address, partitions).await.unwrap();
+    assert_eq!(lines(&found), ["1"]);
+    let ledger = "SELECT misdated_rows, date_part('year', ts_max), date_part('year', ts_min) \
+                  FROM batches";
+    let found = sql(&collector.address, ledger).await.unwrap();
+    assert_eq!(lines(&found), ["3|2106|1970"]);
+}
+
+/// Nobody configured anything: what is acknowledged is visible all the same, soon.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_acknowledged_becomes_visible_by_itself() {
+    let data = tempfile::tempdir().unwrap();
+    let collector = Collector::start(data.path(), &[]);
+    let (batch, _) = made(Table::Stacks, "agent-a", 1, 5);
+    assert_eq!(
+        outcomes(&push(&collector.address, vec![batch]).await),
+        [Outcome::Stored]
+    );
+    wait_for_rows(&collector.address, Table::Stacks, 5).await;
+}
+
+/// A full disk: batches are put off, with the reason; when there is room again, the same stream of
+/// batches is stored, and everything is there once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_puts_off_and_loses_nothing() {
+    let Some(disk) = SmallDisk::mount(24 << 20) else {
+        eprintln!("skipped: a small file system cannot be mounted here (needs root)");
+        return;
+    };
+    let data = disk.path().join("lake");
+    let collector = Collector::start(&data, FAST);
+    let (first, first_rows) = made(Table::Stacks, "agent-a", 1, 5);
+    let acks = push(&collector.address, vec![first]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Stored]);
+    wait_for_rows(&collector.address, Table::Stacks, 5).await;
+    wait_for_ledger(&collector.address, 1).await;
+    let filler = disk.path().join("filler");
+    fill(&filler);
+    let (second, second_rows) = made(Table::Stacks, "agent-a", 2, 2000);
+    let acks = push(&collector.address, vec![second.clone()]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Retry], "{acks:?}");
+    assert!(
+        acks[0].message.contains("_wal/") && acks[0].message.contains("No space left"),
+        "{}",
+        acks[0].message
+    );
+    std::fs::remove_file(&filler).unwrap();
+    let acks = push(&collector.address, vec![second]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Stored], "{acks:?}");
+    wait_for_rows(&collector.address, Table::Stacks, 2005).await;
+    wait_for_ledger(&collector.address, 2).await;
+    assert_eq!(
+        stored(&collector.address, Table::Stacks).await,
+        lines(&[first_rows, second_rows])
+    );
+    assert!(collector.stop().success());
+}
+
+/// Writes zeros until nothing more fits.
+fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    for piece in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![0; piece]).is_ok() {}
+    }
+}
+
+/// A file system in memory, unmounted when dropped.
+struct SmallDisk {
+    folder: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn mount(bytes: u64) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args([
+                "-t",
+                "tmpfs",
+                "-o",
+                &format!("size={bytes}"),
+                "vramscope-test",
+            ])
+            .arg(folder.path())
+            .output()
+            .is_ok_and(|output| output.status.success());
+        mounted.then_some(SmallDisk { folder })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount")
+            .arg("-l")
+            .arg(self.folder.path())
+            .status();
+    }
+}
+
+/// The other promise: what is acknowledged is in the table already, with its line in the ledger,
+/// and there is no log to lose.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_the_promise_store_what_is_acknowledged_is_in_the_table() {
+    let data = tempfile::tempdir().unwrap();
+    let flags = [NEVER, &["--promise", "store"]].concat();
+    let collector = Collector::start(data.path(), &flags);
+    let agents = ["agent-a", "agent-b", "agent-c"];
+    let sent: Vec<Vec<_>> = agents
+        .iter()
+        .map(|agent| {
+            vec![
+                made(Table::AllocEvents, agent, 1, 8),
+                made(Table::Stacks, agent, 2, 3),
+                made(Table::AllocEvents, agent, 3, 8),
+            ]
+        })
+        .collect();
+    let batches = |index: usize| -> Vec<Batch> {
+        let of_agent: &Vec<_> = &sent[index];
+        of_agent.iter().map(|(batch, _)| batch.clone()).collect()
+    };
+    let streams = (0..3).map(|index| push(&collector.address, batches(index)));
+    for acks in futures::future::join_all(streams).await {
+        assert_eq!(outcomes(&acks), [Outcome::Stored; 3]);
+    }
+    // Nobody waits for a commit.
+    let of_table = |table: &str| -> Vec<arrow::array::RecordBatch> {
+        let all = sent.iter().flatten();
+        let of = all.filter(|(batch, _)| batch.table == table);
+        of.map(|(_, rows)| rows.clone()).collect()
+    };
+    assert_eq!(
+        stored(&collector.address, Table::AllocEvents).await,
+        lines(&of_table("alloc_events"))
+    );
+    assert_eq!(
+        stored(&collector.address, Table::Stacks).await,
+        lines(&of_table("stacks"))
+    );
+    let all: Vec<Batch> = (0..3).flat_map(batches).collect();
+    assert_eq!(ledger(&collector.address).await, as_in_ledger(&all));
+    assert!(log_files(data.path()).is_empty());
+    let again = push(&collector.address, batches(1)).await;
+    assert_eq!(outcomes(&again), [Outcome::Duplicate; 3]);
+    collector.kill();
+
+    // A stop between the rows and their lines: the entry of the ledger is taken away.
+    let entries = data.path().join("batches/_delta_log");
+    let mut lines_written: Vec<_> = std::fs::read_dir(&entries)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "json"))
+        .collect();
+    lines_written.sort();
+    std::fs::remove_file(lines_written.last().unwrap()).unwrap();
+    let collector = Collector::start(data.path(), &flags);
+    assert_eq!(ledger(&collector.address).await, as_in_ledger(&all));
+    let again = push(&collector.address, batches(2)).await;
+    assert_eq!(outcomes(&again), [Outcome::Duplicate; 3]);
+    assert_eq!(count(&collector.address, Table::AllocEvents).await, 48);
+    // The other way of keeping goes on with the same lake.
+    collector.kill();
+    let collector = Collector::start(data.path(), FAST);
+    let next = made(Table::AllocEvents, "agent-a", 4, 8).0;
+    let acks = push(&collector.address, vec![batches(0)[2].clone(), next]).await;
+    assert_eq!(outcomes(&acks), [Outcome::Duplicate, Outcome::Stored]);
+    wait_for_rows(&collector.address, Table::AllocEvents, 56).await;
 }

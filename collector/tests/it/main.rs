@@ -1,10 +1,15 @@
 //! The collector as its users meet it: the real binary, its gRPC and SQL doors, its folder on
 //! disk. What was sent is remembered here and compared with what comes back.
 
+mod access;
 mod cli;
 mod crash;
+mod flight;
+mod hostile;
+mod http;
 mod engine;
 mod ingest;
+mod postgres;
 mod query;
 mod requests;
 mod s3;
@@ -13,4 +18,5 @@ mod s3;
 mod seed;
 mod shared;
 mod support;
+mod upkeep;
 mod versions;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,16 @@ pub fn binary() -> Command {
     for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("VRAMSCOPE_COLLECTOR_")) {
         command.env_remove(key);
     }
+    // Doors that a test wants it opens by a flag: their default ports are one for all.
+    command.env("VRAMSCOPE_COLLECTOR_HTTP_LISTEN", "off");
+    command.env("VRAMSCOPE_COLLECTOR_POSTGRES_LISTEN", "off");
     command
 }
 
 /// A running collector. Killed when dropped.
 pub struct Collector {
     child: Child,
+    out: BufReader<ChildStdout>,
     pub address: String,
 }
 
@@ -68,18 +72,30 @@ impl Collector {
             .stderr(stderr)
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line
-            .trim()
-            .strip_prefix("listening on ")
-            .unwrap_or_else(|| panic!("{line:?}"));
-        Collector {
-            address: format!("http://{address}"),
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut collector = Collector {
+            address: String::new(),
+            out,
             child,
+        };
+        collector.address = format!("http://{}", collector.announced("listening on "));
+        collector
+    }
+
+    /// What the next line of standard output that begins so says.
+    pub fn announced(&mut self, prefix: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "no {prefix:?}");
+            if let Some(rest) = line.trim().strip_prefix(prefix) {
+                return rest.to_string();
+            }
         }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL: nothing can be cleaned up.
@@ -121,9 +137,24 @@ impl Drop for Collector {
     }
 }
 
-/// Commits at once; or, in effect, only when the collector stops.
-pub const FAST: &[&str] = &["--commit-interval", "50ms"];
-pub const NEVER: &[&str] = &["--commit-interval", "1h"];
+/// Commits at once; or, in effect, only when the collector stops. The rows' times are fixed, so
+/// whatever today is, they are believed.
+pub const FAST: &[&str] = &[
+    "--commit-interval",
+    "50ms",
+    "--clock-ahead",
+    "1000000h",
+    "--clock-behind",
+    "1000000h",
+];
+pub const NEVER: &[&str] = &[
+    "--commit-interval",
+    "1h",
+    "--clock-ahead",
+    "1000000h",
+    "--clock-behind",
+    "1000000h",
+];
 
 pub async fn ingest_client(address: &str) -> IngestClient<Channel> {
     IngestClient::connect(address.to_string()).await.unwrap()
@@ -348,20 +379,42 @@ pub fn made(table: Table, agent: &str, seq: u64, n: usize) -> (Batch, RecordBatc
     (batch(table, agent, seq, &rows), rows)
 }
 
-/// Files of the log that wait, without the damaged ones.
+/// Segments of the log.
 pub fn log_files(data: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for agent in std::fs::read_dir(data.join("_wal")).unwrap() {
-        let agent = agent.unwrap().path();
-        if agent.ends_with("damaged") {
-            continue;
-        }
-        files.extend(
-            std::fs::read_dir(agent)
-                .unwrap()
-                .map(|file| file.unwrap().path()),
-        );
-    }
+    let mut files: Vec<PathBuf> = std::fs::read_dir(data.join("_wal"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "wal"))
+        .collect();
     files.sort();
     files
+}
+
+/// The ledger of acknowledgements, a line each: agent, batch, table, rows, bytes, CRC-32.
+pub async fn ledger(address: &str) -> Vec<String> {
+    let question = "SELECT agent_id, batch_seq, table_name, rows, bytes, crc32 FROM batches";
+    lines(&sql(address, question).await.unwrap())
+}
+
+/// What the ledger has to say of batches, by the sender's own account.
+pub fn as_in_ledger<'a>(batches: impl IntoIterator<Item = &'a Batch>) -> Vec<String> {
+    let line = |batch: &Batch| {
+        format!(
+            "{}|{}|{}|{}|{}|{}",
+            batch.agent_id,
+            batch.batch_seq,
+            batch.table,
+            batch.rows,
+            batch.parquet.len(),
+            crc32fast::hash(&batch.parquet)
+        )
+    };
+    let mut lines: Vec<String> = batches.into_iter().map(line).collect();
+    lines.sort();
+    lines
+}
+
+/// Asks until the ledger has so many lines.
+pub async fn wait_for_ledger(address: &str, lines: i64) {
+    wait_for_rows(address, Table::Batches, lines).await;
 }

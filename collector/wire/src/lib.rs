@@ -6,6 +6,7 @@
 //! - types are those Delta Lake can hold: no unsigned integers, timestamps in microseconds UTC;
 //! - a column that cannot be known is NULL.
 
+pub mod layout;
 pub mod parquet_file;
 pub mod schema;
 

@@ -12,7 +12,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::file::reader::ChunkReader;
 use parquet::schema::types::ColumnPath;
 
@@ -127,10 +127,19 @@ fn properties(table: Table, note: Option<String>) -> Result<WriterProperties, Pa
         KeyValue::new(VERSION_KEY.to_string(), SCHEMA_VERSION.to_string()),
     ];
     about.extend(note.map(|note| KeyValue::new(NOTE_KEY.to_string(), note)));
-    let mut properties = WriterProperties::builder()
+    let mut properties = encodings(WriterProperties::builder())
         .set_compression(Compression::ZSTD(level))
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_key_value_metadata(Some(about));
+    for column in FEW_TEXTS {
+        let path = ColumnPath::from(column);
+        properties = properties.set_column_statistics_enabled(path, EnabledStatistics::None);
+    }
+    Ok(properties.build())
+}
+
+/// How the columns are encoded, whoever writes them: agents in their spool, a collector in its lake.
+pub fn encodings(mut properties: WriterPropertiesBuilder) -> WriterPropertiesBuilder {
     for column in GROWING {
         let path = ColumnPath::from(column);
         properties = properties
@@ -140,11 +149,7 @@ fn properties(table: Table, note: Option<String>) -> Result<WriterProperties, Pa
     for column in DISTINCT {
         properties = properties.set_column_dictionary_enabled(ColumnPath::from(column), false);
     }
-    for column in FEW_TEXTS {
-        let path = ColumnPath::from(column);
-        properties = properties.set_column_statistics_enabled(path, EnabledStatistics::None);
-    }
-    Ok(properties.build())
+    properties
 }
 
 /// Reads and checks a whole file: every row group is decoded, so that what is accepted here

@@ -292,7 +292,7 @@ impl Pickle {
     }
 }
 
-/// Runs a program, and says how long it took and how much memory it had at most.
+/// Runs a program, and says how long it took, how much memory it had at most, and how much it read.
 #[derive(Debug, Args)]
 pub struct Run {
     #[arg(trailing_var_arg = true, required = true, allow_hyphen_values = true)]
@@ -301,12 +301,25 @@ pub struct Run {
 
 pub fn run(options: &Run) -> Result<Value> {
     let started = Instant::now();
-    let output = Command::new(&options.command[0])
+    let mut child = Command::new(&options.command[0])
         .args(&options.command[1..])
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .with_context(|| format!("failed to start {}", options.command[0]))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let errors = std::thread::spawn(move || read_all(stderr));
+    let stdout = read_all(stdout);
+    let stderr = errors.join().unwrap_or_default();
+    let read_bytes = read_until_its_end(&child);
+    let status = child.wait().context("failed to wait for the program")?;
     let seconds = started.elapsed().as_secs_f64();
+    let output = std::process::Output {
+        status,
+        stdout,
+        stderr,
+    };
     if !output.status.success() {
         bail!(
             "{} ended with {}: {}",
@@ -325,8 +338,37 @@ pub fn run(options: &Run) -> Result<Value> {
         "seconds": seconds,
         // Of the largest child, and there is one; in KiB on Linux.
         "peak_bytes": usage.ru_maxrss * 1024,
+        "read_bytes": read_bytes,
         "output": String::from_utf8_lossy(&output.stdout).trim(),
     }))
+}
+
+fn read_all(pipe: Option<impl std::io::Read>) -> Vec<u8> {
+    let mut all = Vec::new();
+    // What can be read of a program that fails is enough to say why.
+    let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut all));
+    all
+}
+
+/// What it asked the kernel to read, from its files and elsewhere; waits for its end, after which
+/// its numbers are still there until somebody takes its status.
+fn read_until_its_end(child: &std::process::Child) -> Option<u64> {
+    // SAFETY: a plain system call that fills a local; siginfo_t is plain numbers, for which zero is
+    // a value.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        libc::waitid(
+            libc::P_PID,
+            child.id(),
+            &mut info,
+            libc::WEXITED | libc::WNOWAIT,
+        );
+    }
+    let numbers = std::fs::read_to_string(format!("/proc/{}/io", child.id())).ok()?;
+    let read = numbers
+        .lines()
+        .find_map(|line| line.strip_prefix("rchar: "))?;
+    read.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod allocator;
 mod entities;
 mod events;
+mod own;
 mod traffic;
 mod windows;
 
@@ -15,8 +16,8 @@ use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 ///
 /// 1: the first. 2: `stack_windows`, `device_windows`, `processes.pod_uid`, the memory kinds
 /// `vmm_mapped` and `ipc`. 3: the framework layer: `allocator_samples`, `segments`, `traffic`, the
-/// last columns of `alloc_events` and `processes`.
-pub const SCHEMA_VERSION: u32 = 3;
+/// last columns of `alloc_events` and `processes`. 4: tables that the collector writes itself.
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// One table of the data model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,11 +45,32 @@ pub enum Table {
     Segments,
     /// One sample of a serving engine's load.
     Traffic,
+    /// One question that a collector was asked. Written by the collector alone.
+    QueryLog,
+    /// One batch that a collector acknowledged. Written by the collector alone.
+    Batches,
 }
 
 impl Table {
     /// Every table, in the order of the documentation.
-    pub const ALL: [Table; 11] = [
+    pub const ALL: [Table; 13] = [
+        Table::AllocEvents,
+        Table::Stacks,
+        Table::Processes,
+        Table::Devices,
+        Table::HostBuffers,
+        Table::AgentWindows,
+        Table::StackWindows,
+        Table::DeviceWindows,
+        Table::AllocatorSamples,
+        Table::Segments,
+        Table::Traffic,
+        Table::QueryLog,
+        Table::Batches,
+    ];
+
+    /// The tables that agents send; a collector takes no other.
+    pub const FROM_AGENTS: [Table; 11] = [
         Table::AllocEvents,
         Table::Stacks,
         Table::Processes,
@@ -76,12 +98,19 @@ impl Table {
             Table::AllocatorSamples => "allocator_samples",
             Table::Segments => "segments",
             Table::Traffic => "traffic",
+            Table::QueryLog => "query_log",
+            Table::Batches => "batches",
         }
     }
 
     /// The table of that name, if there is one.
     pub fn by_name(name: &str) -> Option<Table> {
         Table::ALL.into_iter().find(|t| t.name() == name)
+    }
+
+    /// Whether agents send the table's rows. The rest a collector writes itself.
+    pub const fn is_from_agents(self) -> bool {
+        !matches!(self, Table::QueryLog | Table::Batches)
     }
 
     /// Whether a lake partitions the table by `date` and `hour` of `ts`. Stacks have no time.
@@ -117,6 +146,10 @@ impl Table {
                 "one segment of a caching allocator in one snapshot of its address map, with its blocks and gaps"
             }
             Table::Traffic => "one sample of a serving engine's load, by its own metrics",
+            Table::QueryLog => "one question that a collector was asked; written by the collector",
+            Table::Batches => {
+                "one batch of one agent that a collector acknowledged, and how many rows it had; written by the collector"
+            }
         }
     }
 
@@ -134,6 +167,8 @@ impl Table {
             Table::AllocatorSamples => allocator::allocator_samples(),
             Table::Segments => allocator::segments(),
             Table::Traffic => traffic::traffic(),
+            Table::QueryLog => own::query_log(),
+            Table::Batches => own::batches(),
         }
     }
 
@@ -281,5 +316,15 @@ mod tests {
             assert_eq!(Table::by_name(table.name()), Some(table));
         }
         assert_eq!(Table::by_name("nonesuch"), None);
+    }
+
+    #[test]
+    fn tables_are_from_agents_or_of_the_collector() {
+        for table in Table::ALL {
+            let sent = Table::FROM_AGENTS.contains(&table);
+            assert_eq!(sent, table.is_from_agents(), "{}", table.name());
+            let has_origin = table.schema().field_with_name("batch_seq").is_ok();
+            assert!(has_origin || !sent, "{}", table.name());
+        }
     }
 }

@@ -37,9 +37,9 @@ pub struct Events {
     stacks: usize,
 }
 
-const DAY_NS: i64 = 86_400_000_000_000;
-const WINDOW_NS: i64 = 60_000_000_000;
-const PIECE: usize = 65_536;
+pub const DAY_NS: i64 = 86_400_000_000_000;
+pub const WINDOW_NS: i64 = 60_000_000_000;
+pub const PIECE: usize = 65_536;
 
 /// Blocks that a stack holds on average.
 const HELD: usize = 40;
@@ -122,7 +122,7 @@ struct Leaked {
     since: Option<i64>,
 }
 
-struct Event {
+pub struct Event {
     at: i64,
     stack: usize,
     block: Block,
@@ -139,8 +139,8 @@ struct Window {
     peak: i64,
 }
 
-struct Closed {
-    start: i64,
+pub struct Closed {
+    pub start: i64,
     stack: usize,
     window: Window,
     live_bytes: i64,
@@ -148,12 +148,13 @@ struct Closed {
     oldest_ns: Option<i64>,
 }
 
-struct Host {
-    name: String,
-    agent: String,
-    card: String,
-    process_id: i64,
-    pid: i32,
+/// One process on a host of its own, for a day.
+pub struct Host {
+    pub name: String,
+    pub agent: String,
+    pub card: String,
+    pub process_id: i64,
+    pub pid: i32,
     draw: Draw,
     written: usize,
     step: i64,
@@ -166,7 +167,8 @@ struct Host {
 }
 
 impl Host {
-    fn new(number: usize, stacks: usize, events: usize) -> Self {
+    /// One that has so many stacks and events.
+    pub fn new(number: usize, stacks: usize, events: usize) -> Self {
         let name = format!("events-{number}");
         Self {
             agent: format!("agent-{name}"),
@@ -186,12 +188,35 @@ impl Host {
         }
     }
 
-    fn stack_id(stack: usize) -> i64 {
+    /// The id of a stack that allocates; that of its frees is one more.
+    pub fn stack_id(stack: usize) -> i64 {
         1_000_003 * (stack as i64 + 1)
     }
 
     fn piece(&mut self, count: usize) -> Vec<Event> {
         (0..count).map(|_| self.event()).collect()
+    }
+
+    /// The next events before a moment of the day, a piece at most.
+    pub fn until(&mut self, end: i64) -> Vec<Event> {
+        let mut events = Vec::new();
+        while events.len() < PIECE && (self.written as i64) * self.step < end {
+            events.push(self.event());
+        }
+        events
+    }
+
+    /// The windows that ended since the last call; the open one ends too.
+    pub fn windows(&mut self) -> Vec<Closed> {
+        self.close_window();
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Bytes and count of what lives.
+    pub fn live(&self) -> (i64, i64) {
+        let held = self.held.iter().map(|held| held.len() as i64).sum::<i64>();
+        let leaked = self.leaked.iter().map(|leaked| leaked.count).sum::<i64>();
+        (self.live.iter().sum(), held + leaked)
     }
 
     fn event(&mut self) -> Event {
@@ -307,7 +332,8 @@ impl Host {
         ]
     }
 
-    fn event_rows(&self, events: &[Event]) -> Result<arrow::array::RecordBatch> {
+    /// As rows of `alloc_events`.
+    pub fn event_rows(&self, events: &[Event]) -> Result<arrow::array::RecordBatch> {
         let rows = events.len();
         let at: Vec<i64> = events.iter().map(|event| event.at).collect();
         let same = |text: &str| texts(std::iter::repeat_n(text, rows));
@@ -373,7 +399,8 @@ impl Host {
         batch(Table::AllocEvents, rows, columns)
     }
 
-    fn window_rows(&self, closed: &[Closed]) -> Result<arrow::array::RecordBatch> {
+    /// As rows of `stack_windows`.
+    pub fn window_rows(&self, closed: &[Closed]) -> Result<arrow::array::RecordBatch> {
         let rows = closed.len();
         let at: Vec<i64> = closed.iter().map(|row| row.start).collect();
         let number = |of: fn(&Closed) -> i64| integers(closed.iter().map(of));

@@ -4,7 +4,7 @@
 
 mod baselines;
 pub mod events;
-mod tables;
+pub mod tables;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -453,7 +453,7 @@ fn stacks(host: &Host, run: &Run) -> Result<RecordBatch> {
 
 /// Times as microseconds: the JSON reader takes them for plain numbers first, since it would look
 /// up the time zone in a database that this program does not carry.
-fn from_json(table: Table, rows: &[Value]) -> Result<RecordBatch> {
+pub fn from_json(table: Table, rows: &[Value]) -> Result<RecordBatch> {
     let schema = table.schema();
     let plain: Vec<Field> = schema
         .fields()

@@ -56,7 +56,7 @@ pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
 }
 
 /// A Python with DuckDB, made once.
-fn duckdb(project: &Project) -> Result<PathBuf> {
+pub(super) fn duckdb(project: &Project) -> Result<PathBuf> {
     let folder = project.target.join("bench").join("duckdb");
     let python = folder.join("bin/python");
     let has_it = |python: &Path| {

@@ -9,11 +9,13 @@ mod agent;
 mod daemon;
 mod framework;
 mod import;
+mod lake;
 mod leak_query;
 mod leaks;
 mod parquet;
 mod probes;
 mod python;
+mod query;
 mod simulate;
 mod stacks;
 
@@ -43,9 +45,20 @@ use crate::project::Project;
                                      simulated hosts; an hour or so; needs vramscope in release
   cargo xtask bench leaks --runs 25 --seeds tuning --vramscope target/debug/vramscope
   cargo xtask bench leak-query       leak_by_stack over 50 million events, and DuckDB beside it
+  cargo xtask bench query --check    ten questions over a lake of 100 million events, and DuckDB
+                                     beside it; 4 GB of disk, some ten minutes
+  cargo xtask bench query --rows 5000000 --vramscope target/release/vramscope
+  cargo xtask bench crash --check    100 rounds of kills, power cuts, full disks and cut networks: rows
+                                     lost and doubled; --rounds 5 for a short run
+  cargo xtask bench crash --planted-bug --only power-cut --rounds 1
+                                     whether the harness finds a collector that acknowledges too early
+  cargo xtask bench ingest --check   rows a second with durable acknowledgement; needs the collector
+                                     in release, which takes 40 minutes the first time on two cores
+  cargo xtask bench ingest --collector target/debug/vramscope-collector --seconds 5
+  cargo xtask bench fleet --agents 10000 --minutes 10
   cargo xtask bench                  all of them
 
-All but import, leaks and leak-query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import, leaks, leak-query, query, crash, ingest and fleet need root; crash can do more with it. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -67,12 +80,17 @@ pub struct Bench {
     /// leak-query: events in the tables
     #[arg(long, value_name = "N", default_value_t = 50_000_000)]
     events: usize,
-    /// leaks, leak-query: simulate with this `vramscope-bench` instead of one built in release
+    /// query: events in the lake
+    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+    rows: usize,
+    /// leaks, leak-query, query, crash, ingest, fleet: this `vramscope-bench` instead of one built here
     #[arg(long, value_name = "PATH")]
     vramscope_bench: Option<PathBuf>,
-    /// import, leaks, leak-query: measure this `vramscope` instead of one built in release
+    /// import, leaks, leak-query, query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
+    #[command(flatten)]
+    lake: lake::Options,
 }
 
 /// A benchmark.
@@ -96,12 +114,29 @@ pub enum Name {
     Leaks,
     /// What the question for leaks costs over many events, against DuckDB.
     LeakQuery,
+    /// What the questions cost that people start from, against DuckDB.
+    Query,
+    /// What a collector loses or doubles under kills, power cuts, full disks and cut networks.
+    Crash,
+    /// Rows a second that a collector takes with durable acknowledgements.
+    Ingest,
+    /// Thousands of agents with little to say, and their return all at once.
+    Fleet,
 }
 
 impl Name {
     /// Whether it runs the agent on this machine.
     fn traces(self) -> bool {
-        !matches!(self, Name::Import | Name::Leaks | Name::LeakQuery)
+        !matches!(
+            self,
+            Name::Import
+                | Name::Leaks
+                | Name::LeakQuery
+                | Name::Query
+                | Name::Crash
+                | Name::Ingest
+                | Name::Fleet
+        )
     }
 }
 
@@ -191,6 +226,10 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             }
             Name::Leaks => ("leaks", leaks::measure(project, options)?),
             Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
+            Name::Query => ("query", query::measure(project, options)?),
+            Name::Crash => ("crash", lake::crash(project, options)?),
+            Name::Ingest => ("ingest", lake::ingest(project, options)?),
+            Name::Fleet => ("fleet", lake::fleet(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;
