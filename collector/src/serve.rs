@@ -108,11 +108,9 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     // Some seconds of a fleet's rows wait at any time; more says that commits fall behind.
     let (log, most) = (Arc::clone(&wal), config.wal_limit_bytes / 64);
     let pressure: upkeep::Pressure = Arc::new(move || log.backlog().bytes > most);
-    let upkeep_counts = Arc::new(upkeep::Counts::default());
     let upkeep = upkeep::run(
         Arc::clone(&lake),
         config.upkeep.clone(),
-        Arc::clone(&upkeep_counts),
         upkeep::Pace::new(intake_stopping.clone(), pressure),
     )
     .context("failed to start the upkeep's thread")?;

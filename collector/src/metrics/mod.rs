@@ -218,6 +218,7 @@ impl Metrics {
             ready: Gauge::default(),
             resident: Gauge::default(),
         };
+        metrics.begin_at_zero();
         metrics.register_ingest(&mut registry);
         metrics.register_lake(&mut registry);
         metrics.register_queries(&mut registry);
@@ -227,6 +228,33 @@ impl Metrics {
             registry,
             ..metrics
         }
+    }
+
+    /// Makes what has labels, so that a first event is an increase and not a new series.
+    fn begin_at_zero(&self) {
+        for outcome in ["stored", "duplicate", "rejected", "retry"] {
+            let cause = "";
+            let labels = BatchLabels { outcome, cause };
+            drop(self.batches.get_or_create(&labels));
+        }
+        for table in Table::ALL {
+            for outcome in ["ok", "failed"] {
+                let table = table.name();
+                let labels = CommitLabels { table, outcome };
+                drop(self.commits.get_or_create(&labels));
+            }
+        }
+        for door in ["flight", "http", "postgres"] {
+            for outcome in ["ok", "error", "cancelled", "refused"] {
+                let labels = QueryLabels { door, outcome };
+                drop(self.queries.get_or_create(&labels));
+                drop(self.query_seconds.get_or_create(&labels));
+            }
+        }
+        // The others' connections are not counted.
+        let labels = DoorLabels { door: "http" };
+        drop(self.connections.get_or_create(&labels));
+        drop(self.connections_refused.get_or_create(&labels));
     }
 
     fn register_ingest(&self, registry: &mut Registry) {

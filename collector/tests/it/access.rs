@@ -89,6 +89,8 @@ impl Site {
             config.to_str().unwrap(),
             "--commit-interval",
             "50ms",
+            "--query-log-interval",
+            "100ms",
         ];
         Collector::start_logging(self.data.path(), &flags, stderr)
     }
@@ -274,8 +276,8 @@ async fn nobody_comes_in_without_or_in_the_clear() {
             "{error}"
         );
     }
-    let client = FlightSqlServiceClient::new(connect(&collector, site.tls()).await.unwrap());
-    let mut client = client;
+    let channel = connect(&collector, site.tls()).await.unwrap();
+    let mut client = FlightSqlServiceClient::new(channel);
     let error = client
         .execute("SELECT 1".into(), None)
         .await
@@ -760,6 +762,25 @@ async fn a_tenant_sees_its_own_pods_and_no_way_around() {
             .unwrap(),
         ["0"]
     );
+
+    // The collector's own tables.
+    assert_eq!(
+        ask(&a, "SELECT count(*) FROM batches").await.unwrap(),
+        ["0"]
+    );
+    let batches = ask(&all, "SELECT count(*) > 0 FROM batches").await;
+    assert_eq!(batches.unwrap(), ["true"]);
+    let who = "SELECT DISTINCT who FROM query_log";
+    for (token, name) in [(&a, "a"), (&all, "all")] {
+        let seen = eventually("rows of query_log", async || {
+            let seen = ask(token, who).await.unwrap();
+            (!seen.is_empty()).then_some(seen)
+        })
+        .await;
+        assert_eq!(seen, [name]);
+    }
+    let seen = ask(&site.admin, who).await.unwrap();
+    assert!(seen.len() >= 4, "{seen:?}");
 
     // Views, and functions that read tables.
     assert_eq!(

@@ -19,4 +19,5 @@ mod seed;
 mod shared;
 mod support;
 mod upkeep;
+mod url;
 mod versions;

@@ -13,7 +13,7 @@ use arrow::array::{
 };
 use arrow::datatypes::Int64Type;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use serde_json::Value;
+use serde_json::{Value, json};
 use vramscope_wire::Table;
 use vramscope_wire::proto::Outcome;
 
@@ -29,7 +29,7 @@ fn command(name: &str, data: &Path, flags: &[&str]) -> Output {
 }
 
 /// Runs a command that has to succeed; its JSON.
-fn json(name: &str, data: &Path, flags: &[&str]) -> Value {
+fn told(name: &str, data: &Path, flags: &[&str]) -> Value {
     let output = command(name, data, &[flags, &["--json"]].concat());
     assert!(
         output.status.success(),
@@ -110,7 +110,7 @@ async fn merged_files_hold_the_same_rows_sorted_and_vacuum_leaves_only_them() {
     assert!(before >= 24, "{before} files in four hours");
 
     // Beside the running collector, whose next query sees the merged files.
-    let report = json("compact", data.path(), &["--table", "alloc_events"]);
+    let report = told("compact", data.path(), &["--table", "alloc_events"]);
     let report = of_table(&report, Table::AllocEvents);
     assert_eq!(
         (&report["files_now"], &report["rows"]),
@@ -134,19 +134,19 @@ async fn merged_files_hold_the_same_rows_sorted_and_vacuum_leaves_only_them() {
     wait_for_rows(&collector.address, Table::AllocEvents, 520).await;
     assert!(collector.stop().success());
 
-    let dry = json("vacuum", data.path(), &["--after", "0s", "--dry-run"]);
+    let dry = told("vacuum", data.path(), &["--after", "0s", "--dry-run"]);
     let listed = of_table(&dry, Table::AllocEvents)["files"]
         .as_array()
         .unwrap()
         .len();
     assert_eq!(listed, before);
-    json("vacuum", data.path(), &["--after", "0s"]);
-    json("compact", data.path(), &[]);
-    json("vacuum", data.path(), &["--after", "0s"]);
+    told("vacuum", data.path(), &["--after", "0s"]);
+    told("compact", data.path(), &[]);
+    told("vacuum", data.path(), &["--after", "0s"]);
     let left = parquet_files(data.path(), Table::AllocEvents);
     assert_eq!(left.len(), 4, "{left:?}");
     left.iter().for_each(|file| assert_sorted(file));
-    let report = json("fsck", data.path(), &["--deep"]);
+    let report = told("fsck", data.path(), &["--deep"]);
     assert_eq!(report["sound"], true, "{report}");
     let collector = Collector::start(data.path(), BY_HAND);
     assert_eq!(
@@ -209,10 +209,10 @@ async fn each_stack_is_left_once_and_the_rest_is_accounted_for() {
         batches.iter().flat_map(of).collect()
     };
     let different = ids(&sent);
-    let report = json("compact", data.path(), &[]);
+    let report = told("compact", data.path(), &[]);
     let report = of_table(&report, Table::Stacks);
     assert_eq!(report["same_stacks"], 240 - different.len());
-    let report = json("fsck", data.path(), &[]);
+    let report = told("fsck", data.path(), &[]);
     assert_eq!(report["sound"], true, "{report}");
     let stacks = of_table(&report["tables"], Table::Stacks);
     assert_eq!(stacks["rows"], different.len());
@@ -267,7 +267,7 @@ async fn retention_takes_out_whole_hours_and_says_so() {
     .await;
     assert_eq!(outcomes(&acks), [Outcome::Stored]);
     wait_for_rows(&collector.address, Table::AllocEvents, 4).await;
-    let report = json("compact", data.path(), &["--retention", "alloc_events=2h"]);
+    let report = told("compact", data.path(), &["--retention", "alloc_events=2h"]);
     let report = of_table(&report, Table::AllocEvents);
     assert_eq!(
         (&report["expired_rows"], &report["expired_files"]),
@@ -278,7 +278,7 @@ async fn retention_takes_out_whole_hours_and_says_so() {
         lines(&[rows.slice(2, 2)])
     );
     // The rest of the batch is gone on purpose.
-    let report = json("fsck", data.path(), &[]);
+    let report = told("fsck", data.path(), &[]);
     assert_eq!(report["sound"], true, "{report}");
     assert_eq!(
         of_table(&report["tables"], Table::AllocEvents)["expired_rows"],
@@ -349,8 +349,8 @@ async fn kills_in_upkeep_lose_nothing_and_double_nothing() {
         kill(start("compact", &[]), &mut random, 600);
         kill(start("vacuum", &["--after", "0s"]), &mut random, 300);
     }
-    json("compact", data.path(), &[]);
-    json("vacuum", data.path(), &["--after", "0s"]);
+    told("compact", data.path(), &[]);
+    told("vacuum", data.path(), &["--after", "0s"]);
     let collector = Collector::start(data.path(), BY_HAND);
     let events = &sent[&Table::AllocEvents];
     let count = events.iter().map(|rows| rows.num_rows() as i64).sum();
@@ -361,49 +361,50 @@ async fn kills_in_upkeep_lose_nothing_and_double_nothing() {
         "as many rows as were sent, but others"
     );
     assert!(collector.stop().success());
-    let report = json("fsck", data.path(), &["--deep"]);
+    let report = told("fsck", data.path(), &["--deep"]);
     assert_eq!(report["sound"], true, "{report}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fsck_finds_files_that_are_missing_or_damaged() {
+/// Problems that `fsck` finds, by kind.
+fn problems(data: &Path, flags: &[&str]) -> Vec<String> {
+    let output = command("fsck", data, &[flags, &["--json"]].concat());
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["sound"], false);
+    let problems = report["problems"].as_array().unwrap();
+    let kind = |problem: &Value| problem["kind"].as_str().unwrap().to_string();
+    problems.iter().map(kind).collect()
+}
+
+/// A folder with one batch of 40 events, in four hours, and no collector on it.
+async fn folder_of_one_batch() -> tempfile::TempDir {
     let data = tempfile::tempdir().unwrap();
     let collector = Collector::start(data.path(), BY_HAND);
     send(&collector, Table::AllocEvents, &["agent-a"], 1..=1).await;
     wait_for_rows(&collector.address, Table::AllocEvents, 40).await;
     assert!(collector.stop().success());
+    data
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_files_that_are_missing_or_damaged() {
+    let data = folder_of_one_batch().await;
     assert_eq!(
         command("fsck", data.path(), &["--deep"]).status.code(),
         Some(0)
     );
-
     let files = parquet_files(data.path(), Table::AllocEvents);
     let whole = std::fs::read(&files[0]).unwrap();
-    let found = |flags: &[&str]| {
-        let output = command("fsck", data.path(), &[flags, &["--json"]].concat());
-        assert_eq!(
-            output.status.code(),
-            Some(3),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(report["sound"], false);
-        let problems = report["problems"].as_array().unwrap();
-        problems
-            .iter()
-            .map(|problem| problem["kind"].as_str().unwrap().to_string())
-            .collect::<Vec<_>>()
-    };
     std::fs::remove_file(&files[0]).unwrap();
-    assert_eq!(found(&[]), ["missing_file"]);
+    assert_eq!(problems(data.path(), &[]), ["missing_file"]);
     std::fs::write(&files[0], &whole[..whole.len() - 1]).unwrap();
-    assert_eq!(found(&[]), ["file_size"]);
+    assert_eq!(problems(data.path(), &[]), ["file_size"]);
     // Damage in the middle is behind a sound footer: only a look at every value sees it.
     let mut damaged = whole.clone();
     damaged[8..200].fill(0xff);
     std::fs::write(&files[0], &damaged).unwrap();
-    assert_eq!(found(&["--deep"]), ["damaged_file"]);
+    assert_eq!(problems(data.path(), &["--deep"]), ["damaged_file"]);
     std::fs::write(&files[0], &whole).unwrap();
     assert_eq!(
         command("fsck", data.path(), &["--deep"]).status.code(),
@@ -411,4 +412,66 @@ async fn fsck_finds_files_that_are_missing_or_damaged() {
     );
     let nowhere = command("fsck", &data.path().join("nowhere"), &[]);
     assert_eq!(nowhere.status.code(), Some(1));
+}
+
+/// Commits actions as another program would.
+fn commit_by_hand(data: &Path, table: Table, actions: &[Value]) {
+    let log = data.join(table.name()).join("_delta_log");
+    let version = |path: PathBuf| {
+        path.file_name()?
+            .to_str()?
+            .strip_suffix(".json")?
+            .parse::<u64>()
+            .ok()
+    };
+    let entries = std::fs::read_dir(&log).unwrap();
+    let newest = entries
+        .filter_map(|entry| version(entry.unwrap().path()))
+        .max()
+        .unwrap();
+    let lines: Vec<String> = actions.iter().map(Value::to_string).collect();
+    std::fs::write(
+        log.join(format!("{:020}.json", newest + 1)),
+        lines.join("\n"),
+    )
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fsck_finds_rows_that_are_doubled_or_lost() {
+    let data = folder_of_one_batch().await;
+    let table = data.path().join(Table::AllocEvents.name());
+    let file = parquet_files(data.path(), Table::AllocEvents).remove(0);
+    let copy = file.with_file_name("part-copy.parquet");
+    std::fs::copy(&file, &copy).unwrap();
+    let partition = |name: &str| {
+        let prefix = format!("{name}=");
+        let part = file
+            .iter()
+            .find_map(|part| part.to_str()?.strip_prefix(&prefix).map(str::to_string));
+        part.unwrap()
+    };
+    let values = json!({"date": partition("date"), "hour": partition("hour")});
+    let path = |file: &Path| {
+        file.strip_prefix(&table)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_string()
+    };
+    let add = json!({"add": {
+        "path": path(&copy), "partitionValues": values, "modificationTime": 1, "dataChange": true,
+        "size": std::fs::metadata(&copy).unwrap().len(), "stats": "{\"numRecords\": 10}",
+    }});
+    commit_by_hand(data.path(), Table::AllocEvents, &[add]);
+    assert_eq!(problems(data.path(), &[]), ["rows_doubled"]);
+    let remove = |file: &Path| {
+        json!({"remove": {
+            "path": path(file), "partitionValues": values, "deletionTimestamp": 1, "dataChange": true,
+        }})
+    };
+    commit_by_hand(data.path(), Table::AllocEvents, &[remove(&copy)]);
+    assert_eq!(command("fsck", data.path(), &[]).status.code(), Some(0));
+    commit_by_hand(data.path(), Table::AllocEvents, &[remove(&file)]);
+    assert_eq!(problems(data.path(), &[]), ["rows_missing"]);
 }

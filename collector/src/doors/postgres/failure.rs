@@ -125,12 +125,22 @@ fn cut(text: String) -> String {
     text
 }
 
+impl Failure {
+    /// The failure that travelled through the engine, if it was one.
+    pub fn within(error: &Error) -> Option<&Failure> {
+        match error {
+            Error::Query(error) => match error.find_root() {
+                DataFusionError::External(inner) => inner.downcast_ref(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        if let Error::Query(inner) = &error
-            && let DataFusionError::External(inner) = inner.find_root()
-            && let Some(failure) = inner.downcast_ref::<Failure>()
-        {
+        if let Some(failure) = Failure::within(&error) {
             return failure.clone();
         }
         let text = error.to_string().replace("vramscope.public.", "");

@@ -2,8 +2,8 @@
 //!
 //! It speaks protocol 3 (3.0 and 3.2): [`frame`] reads what clients send, [`startup`] lets them in,
 //! [`session`] answers. The formats of what is sent are `pgwire`'s, values in PostgreSQL's types are
-//! `arrow-pg`'s ([`rows`]). Questions go through the gate like those of every door, planned by
-//! [`planner`] because this protocol has its own dialect, parameters and [`catalog`].
+//! `arrow-pg`'s ([`rows`], [`spelling`]). Questions go through the gate like those of every door, planned by
+//! [`planner`] because this protocol has its own [`dialect`], parameters and [`catalog`].
 //!
 //! Invariants:
 //! - a client is let in within [`STARTUP`] or not at all;
@@ -11,12 +11,14 @@
 //! - nothing is written for anybody: what is not a query is answered by [`statement`] or refused.
 
 mod catalog;
+mod dialect;
 mod failure;
 mod frame;
 mod planner;
 mod rows;
 mod session;
 mod settings;
+mod spelling;
 mod startup;
 mod statement;
 mod values;

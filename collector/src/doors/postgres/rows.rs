@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, RecordBatch, StringBuilder};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, StringBuilder};
 use arrow::datatypes::{DataType, FieldRef, Schema};
 use arrow::json::writer::{EncoderOptions, make_encoder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
@@ -15,6 +15,7 @@ use pgwire::api::results::{DataRowEncoder, FieldFormat, FieldInfo};
 use pgwire::messages::data::{DataRow, RowDescription};
 
 use super::failure::Failure;
+use super::spelling;
 
 /// How a column travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,11 +137,20 @@ impl Columns {
     pub fn rows(&self, batch: &RecordBatch) -> Result<Rows, Failure> {
         let schema = batch.schema();
         let mut columns = Vec::with_capacity(batch.num_columns());
-        for (field, column) in schema.fields().iter().zip(batch.columns()) {
-            columns.push(match form(field.data_type()) {
-                Form::Native => (Arc::clone(field), Arc::clone(column)),
-                Form::Json => (as_text(field), json(field, column)?),
-                Form::Text => (as_text(field), text(column)?),
+        let each = schema.fields().iter().zip(batch.columns());
+        for ((field, column), info) in each.zip(self.fields.iter()) {
+            let as_text = match form(field.data_type()) {
+                Form::Json => Some(json(field, column)?),
+                Form::Text => Some(text(column)?),
+                Form::Native if info.format() == FieldFormat::Text => {
+                    spelling::texts(column).map_err(failed)?
+                }
+                Form::Native => None,
+            };
+            columns.push(Column {
+                field: Arc::clone(field),
+                is_text: as_text.is_some(),
+                values: as_text.unwrap_or_else(|| Arc::clone(column)),
             });
         }
         Ok(Rows {
@@ -153,9 +163,16 @@ impl Columns {
     }
 }
 
+struct Column {
+    field: FieldRef,
+    values: ArrayRef,
+    /// The values are the texts to send already.
+    is_text: bool,
+}
+
 /// Rows of a batch.
 pub struct Rows {
-    columns: Vec<(FieldRef, ArrayRef)>,
+    columns: Vec<Column>,
     fields: Arc<Vec<FieldInfo>>,
     encoder: DataRowEncoder,
     next: usize,
@@ -164,26 +181,26 @@ pub struct Rows {
 
 impl Rows {
     /// The next row; `None` after the last.
-    pub fn next(&mut self) -> Option<Result<DataRow, Failure>> {
+    pub fn next_row(&mut self) -> Option<Result<DataRow, Failure>> {
         if self.next == self.count {
             return None;
         }
         let row = self.next;
         self.next += 1;
-        for ((field, column), info) in self.columns.iter().zip(self.fields.iter()) {
-            let written = if column.is_null(row) {
+        for (column, info) in self.columns.iter().zip(self.fields.iter()) {
+            let values = &column.values;
+            let written = if values.is_null(row) {
                 self.encoder.encode_field(&None::<&str>)
-            } else if *info.datatype() == Type::JSON {
-                // A string is written as it is; the type's own encoder wants a parsed value.
-                let value = arrow::array::AsArray::as_string::<i32>(column).value(row);
+            } else if column.is_text {
+                let text = values.as_string::<i32>().value(row);
                 self.encoder.encode_field_with_type_and_format(
-                    &value,
+                    &text,
                     &Type::TEXT,
                     info.format(),
                     info.format_options(),
                 )
             } else {
-                encode_value(&mut self.encoder, column, row, field, info)
+                encode_value(&mut self.encoder, values, row, &column.field, info)
             };
             if let Err(error) = written {
                 return Some(Err(error.into()));
@@ -193,13 +210,12 @@ impl Rows {
     }
 }
 
-fn as_text(field: &FieldRef) -> FieldRef {
-    Arc::new(field.as_ref().clone().with_data_type(DataType::Utf8))
+fn failed(error: arrow::error::ArrowError) -> Failure {
+    Failure::error("XX000", error.to_string())
 }
 
 fn json(field: &FieldRef, column: &ArrayRef) -> Result<ArrayRef, Failure> {
     let options = EncoderOptions::default().with_explicit_nulls(true);
-    let failed = |error: arrow::error::ArrowError| Failure::error("XX000", error.to_string());
     let mut encoder = make_encoder(field, column.as_ref(), &options).map_err(failed)?;
     let mut texts = StringBuilder::new();
     let mut buffer = Vec::new();
@@ -217,8 +233,7 @@ fn json(field: &FieldRef, column: &ArrayRef) -> Result<ArrayRef, Failure> {
 
 fn text(column: &ArrayRef) -> Result<ArrayRef, Failure> {
     let options = FormatOptions::default();
-    let formatter = ArrayFormatter::try_new(column, &options)
-        .map_err(|error| Failure::error("XX000", error.to_string()))?;
+    let formatter = ArrayFormatter::try_new(column, &options).map_err(failed)?;
     let mut texts = StringBuilder::new();
     for row in 0..column.len() {
         match column.is_null(row) {
@@ -247,7 +262,7 @@ mod tests {
         let batch = RecordBatch::try_new(schema, vec![array]).unwrap();
         let mut rows = columns.rows(&batch).unwrap();
         let mut values = Vec::new();
-        while let Some(row) = rows.next() {
+        while let Some(row) = rows.next_row() {
             let data = row.unwrap().data;
             let length = i32::from_be_bytes(data[..4].try_into().unwrap());
             values.push((length >= 0).then(|| data[4..].to_vec()));

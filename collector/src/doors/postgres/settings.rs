@@ -307,7 +307,7 @@ impl Settings {
     }
 
     /// As they are now is what RESET goes back to.
-    pub fn as_started(mut self) -> Settings {
+    pub fn into_started(mut self) -> Settings {
         self.start = self.now.clone();
         self
     }

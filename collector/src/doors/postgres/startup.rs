@@ -218,7 +218,7 @@ fn settings(user: &str, parameters: &[(String, String)]) -> Result<Settings, Fai
             .set(&name, Some(value), false)
             .map_err(|failure| Failure::fatal(failure.code, failure.message))?;
     }
-    Ok(settings.as_started())
+    Ok(settings.into_started())
 }
 
 /// Who somebody is. `None` as an error: they are gone.

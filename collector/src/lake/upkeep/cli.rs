@@ -3,6 +3,7 @@
 //! All three may run beside a collector: they commit as it does, and delete only what nobody needs.
 //! What would not be safe then is refused.
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -141,6 +142,49 @@ async fn attach(data: &Path, tables: &[Table]) -> anyhow::Result<(Lake, Vec<Tabl
     Ok((lake, chosen))
 }
 
+/// Keeps a vacuum that spares nothing away from merges whose files no log names yet. The kernel lets
+/// go of it when the process ends.
+struct Upkeep {
+    _file: File,
+}
+
+impl Upkeep {
+    fn open(data: &Path) -> anyhow::Result<File> {
+        let path = data.join("_upkeep.lock");
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path);
+        file.with_context(|| format!("failed to open lock file {}", path.display()))
+    }
+
+    fn share(data: &Path) -> anyhow::Result<Upkeep> {
+        let file = Upkeep::open(data)?;
+        match file.try_lock_shared() {
+            Ok(()) => Ok(Upkeep { _file: file }),
+            Err(TryLockError::WouldBlock) => bail!(
+                "a vacuum that spares no file runs on {}; wait for its end",
+                data.display()
+            ),
+            Err(TryLockError::Error(error)) => Err(error).context("failed to lock the folder"),
+        }
+    }
+
+    fn alone(data: &Path) -> anyhow::Result<Upkeep> {
+        let file = Upkeep::open(data)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Upkeep { _file: file }),
+            Err(TryLockError::WouldBlock) => bail!(
+                "`compact` or another vacuum runs on {}; wait for its end, or give --after {} or more",
+                data.display(),
+                Span(vacuum::LEAST)
+            ),
+            Err(TryLockError::Error(error)) => Err(error).context("failed to lock the folder"),
+        }
+    }
+}
+
 /// A bar on a terminal, nothing elsewhere.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
@@ -167,6 +211,7 @@ struct TableCompacted {
 /// Runs `compact`.
 pub async fn compact(options: &Compact) -> anyhow::Result<ExitCode> {
     let data = open_data(&options.data)?;
+    let _hands_off = Upkeep::share(&data)?;
     let (lake, tables) = attach(&data, &options.tables).await?;
     let workers = std::thread::available_parallelism()
         .map_or(1, |n| n.get())
@@ -298,14 +343,15 @@ pub async fn vacuum(options: &Vacuum) -> anyhow::Result<ExitCode> {
         );
     }
     // Held to the end: no collector starts meanwhile.
-    let _lock = if options.after.0 < vacuum::LEAST {
-        Some(Lock::take(&data).with_context(|| {
+    let _locks = if options.after.0 < vacuum::LEAST {
+        let no_collector = Lock::take(&data).with_context(|| {
             format!(
                 "--after is {}, less than {}",
                 options.after,
                 Span(vacuum::LEAST)
             )
-        })?)
+        })?;
+        Some((no_collector, Upkeep::alone(&data)?))
     } else {
         None
     };

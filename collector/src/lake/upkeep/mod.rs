@@ -22,12 +22,11 @@ pub mod vacuum;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use datafusion::error::DataFusionError;
-use deltalake::kernel::LogicalFileView;
+use deltalake::kernel::{Add, LogicalFileView};
 use deltalake::protocol::DeltaOperation;
 use deltalake::{DeltaTable, DeltaTableError};
 use serde_json::json;
@@ -35,6 +34,7 @@ use tokio::sync::watch;
 use vramscope_wire::Table;
 
 use super::{Lake, LakeError, delta_error, layout, turn};
+use crate::metrics::METRICS;
 use merge::{Input, Inputs};
 use plan::{Depth, Hour};
 use retention::Retention;
@@ -87,12 +87,13 @@ pub enum UpkeepError {
     Stopped,
     /// A merge took so long that its first files could be taken for leftovers.
     #[error(
-        "table {table}: a merge took {seconds} s, more than half of vacuum_after; it was thrown away"
+        "table {table}: a merge went on for {seconds} s after its first file; it was thrown away, since \
+         vacuum could take that file for a leftover"
     )]
     TooSlow {
         /// Which table.
         table: &'static str,
-        /// How long it took.
+        /// How old its first file was.
         seconds: u64,
     },
 }
@@ -108,33 +109,6 @@ pub struct Settings {
     pub vacuum_after: Duration,
     /// How long rows are kept.
     pub retention: Retention,
-}
-
-/// What was done since the start.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Merges that were committed.
-    pub merges: AtomicU64,
-    /// Files that went into them.
-    pub merged_files: AtomicU64,
-    /// Their bytes.
-    pub merged_bytes: AtomicU64,
-    /// Rows of stacks that were there already.
-    pub same_stacks: AtomicU64,
-    /// Files whose time was over.
-    pub expired_files: AtomicU64,
-    /// Rows in them.
-    pub expired_rows: AtomicU64,
-    /// Files that were deleted.
-    pub deleted_files: AtomicU64,
-    /// Merges and rounds that failed.
-    pub failures: AtomicU64,
-    /// Files that the last round saw and that will be merged sooner or later: the backlog.
-    pub waiting_files: AtomicU64,
-}
-
-fn count(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
 }
 
 /// Tells whether intake needs the machine more.
@@ -250,7 +224,6 @@ pub async fn merge_job(
     settings: &Settings,
     pace: &mut Pace,
 ) -> Result<Option<Compacted>, UpkeepError> {
-    let started = Instant::now();
     let delta = lake.table(table);
     let Some(inputs) = open(&delta, table, job, settings.memory_bytes).await? else {
         return Ok(None);
@@ -259,13 +232,7 @@ pub async fn merge_job(
     let remove = inputs.paths();
     let bytes_in = inputs.bytes();
     let merged = inputs.merge(&delta, settings.memory_bytes, pace).await?;
-    let took = started.elapsed();
-    if took > settings.vacuum_after / 2 {
-        return Err(UpkeepError::TooSlow {
-            table: table.name(),
-            seconds: took.as_secs(),
-        });
-    }
+    refuse_old(table, &merged.adds)?;
     let same_stacks = merged.rows_in - merged.rows_out;
     let done = Compacted {
         merges: 1,
@@ -304,6 +271,23 @@ pub async fn merge_job(
     })
 }
 
+/// Vacuum deletes what nothing names once it is [`vacuum::LEAST`] old. What is about to be named has to
+/// be well below that.
+fn refuse_old(table: Table, adds: &[Add]) -> Result<(), UpkeepError> {
+    let Some(first) = adds.iter().map(|add| add.modification_time).min() else {
+        return Ok(());
+    };
+    let seconds = (Utc::now().timestamp_millis() - first) / 1000;
+    let seconds = u64::try_from(seconds).unwrap_or(0);
+    if seconds > vacuum::LEAST.as_secs() / 2 {
+        return Err(UpkeepError::TooSlow {
+            table: table.name(),
+            seconds,
+        });
+    }
+    Ok(())
+}
+
 /// Opens the files of a job; `None` if one is gone from the table.
 async fn open(
     delta: &DeltaTable,
@@ -340,7 +324,6 @@ async fn open(
 pub struct Upkeep {
     lake: Arc<Lake>,
     settings: Settings,
-    counts: Arc<Counts>,
     pace: Pace,
 }
 
@@ -357,7 +340,6 @@ const FIRST_SLOW_ROUND: Duration = Duration::from_secs(60);
 pub fn run(
     lake: Arc<Lake>,
     settings: Settings,
-    counts: Arc<Counts>,
     pace: Pace,
 ) -> std::io::Result<std::thread::JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -366,7 +348,6 @@ pub fn run(
     let upkeep = Upkeep {
         lake,
         settings,
-        counts,
         pace,
     };
     std::thread::Builder::new()
@@ -407,7 +388,7 @@ impl Upkeep {
                 Ok(()) => {}
                 Err(UpkeepError::Stopped) => return,
                 // Each table's failure was told already.
-                Err(_) => count(&self.counts.failures, 1),
+                Err(_) => {}
             }
         }
     }
@@ -430,7 +411,7 @@ impl Upkeep {
                 }
             }
         }
-        self.counts.waiting_files.store(waiting, Ordering::Relaxed);
+        METRICS.compaction_backlog_files.set(waiting);
         last
     }
 
@@ -438,7 +419,7 @@ impl Upkeep {
         &mut self,
         table: Table,
         is_slow_round: bool,
-        waiting: &mut u64,
+        waiting: &mut i64,
     ) -> Result<(), UpkeepError> {
         self.pace.breathe().await?;
         self.lake.refresh(table).await?;
@@ -455,11 +436,18 @@ impl Upkeep {
             }
         }
         let left = jobs(&self.lake, table, Depth::Levels)?;
-        *waiting += left.iter().map(|job| job.len() as u64).sum::<u64>();
+        *waiting += left.iter().map(|job| job.len() as i64).sum::<i64>();
         if is_slow_round {
-            let deleted =
-                vacuum::table(&self.lake, table, self.settings.vacuum_after, false).await?;
-            count(&self.counts.deleted_files, deleted.files.len() as u64);
+            let after = self.settings.vacuum_after;
+            let deleted = vacuum::table(&self.lake, table, after, false).await?;
+            if !deleted.files.is_empty() {
+                tracing::info!(
+                    table = table.name(),
+                    files = deleted.files.len(),
+                    bytes = deleted.bytes,
+                    "files of no more use were deleted"
+                );
+            }
         }
         Ok(())
     }
@@ -470,8 +458,6 @@ impl Upkeep {
         else {
             return Ok(());
         };
-        count(&self.counts.expired_files, expired.files);
-        count(&self.counts.expired_rows, expired.rows);
         tracing::info!(
             table = table.name(),
             files = expired.files,
@@ -483,10 +469,7 @@ impl Upkeep {
     }
 
     fn tell(&self, table: Table, done: Compacted) {
-        count(&self.counts.merges, 1);
-        count(&self.counts.merged_files, done.files_in);
-        count(&self.counts.merged_bytes, done.bytes_in);
-        count(&self.counts.same_stacks, done.same_stacks);
+        METRICS.compacted_files.inc_by(done.files_in);
         tracing::debug!(
             table = table.name(),
             files = done.files_in,

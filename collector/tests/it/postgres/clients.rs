@@ -1,4 +1,5 @@
-//! The questions that Grafana, DBeaver and the JDBC driver ask before a person asks any.
+//! The questions that Grafana, DBeaver, the JDBC driver and psql's completion ask before a person
+//! asks any.
 //!
 //! `clients/*.sql` holds them as those programs send them, each after a line `-- ` that says what
 //! it is for. What they must be answered is here, from the tables and views that there are.
@@ -13,6 +14,7 @@ use super::{connect, seed, start};
 
 const GRAFANA: &str = include_str!("clients/grafana.sql");
 const DBEAVER: &str = include_str!("clients/dbeaver.sql");
+const PSQL: &str = include_str!("clients/psql.sql");
 const JDBC: &str = include_str!("clients/jdbc.sql");
 
 /// The question of a file that is for something.
@@ -166,4 +168,24 @@ async fn jdbc_finds_its_way() {
     let remarks = column(&found, "remarks");
     let doc = format!("a row is {}", Table::AllocEvents.doc());
     assert!(remarks.contains(&doc), "{remarks:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn psql_completes_names() {
+    let data = tempfile::tempdir().unwrap();
+    let (_collector, port) = start(data.path(), &[]);
+    let client = connect(port).await;
+    let of = async |purpose: &str| rows(&client, question(PSQL, purpose)).await;
+    let expected: BTreeSet<String> = tables_and_views()
+        .into_iter()
+        .filter(|name| name.starts_with("alloc"))
+        .collect();
+    assert_eq!(
+        column(&of("completion of a table").await, "relname"),
+        expected
+    );
+    let bytes = column(&of("completion of a column").await, "attname");
+    assert!(bytes.contains("bytes"), "{bytes:?}");
+    let schemas = column(&of("completion of a schema").await, "nspname");
+    assert_eq!(schemas, ["public".to_string()].into());
 }

@@ -80,7 +80,7 @@ async fn the_catalog_is_listed() {
         "batch_seq|bigint||not null|",
         "bytes|bigint|||",
         "counted|boolean||not null|",
-        "date|date|||",
+        "date|date||not null|",
     ] {
         assert!(
             columns.contains(expected),

@@ -348,7 +348,7 @@ pub fn of_asker(asker: &Asker) -> Vec<Arc<ScalarUDF>> {
             let may_miss = arguments
                 .get(1)
                 .and_then(|array| array.as_boolean_opt())
-                .is_some_and(|array| array.len() > 0 && array.value(0));
+                .is_some_and(|array| !array.is_empty() && array.value(0));
             let mut values = Vec::with_capacity(rows);
             for row in 0..rows {
                 let Some(name) = text(&names, row) else {

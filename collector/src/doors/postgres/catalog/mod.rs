@@ -234,9 +234,10 @@ impl Catalog {
     }
 }
 
+type Functions = (Vec<Arc<ScalarUDF>>, Vec<Arc<TableFunction>>);
+
 /// The functions that `datafusion-pg-catalog` brings.
-#[expect(clippy::type_complexity, reason = "two lists, used once")]
-fn functions_of_library() -> Result<(Vec<Arc<ScalarUDF>>, Vec<Arc<TableFunction>>)> {
+fn functions_of_library() -> Result<Functions> {
     let session = SessionContext::new();
     let before: Vec<String> = session.state().scalar_functions().keys().cloned().collect();
     let name = session
