@@ -10,8 +10,8 @@ use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_collector::access::commands;
 use vramscope_collector::config::{self, Config, Keys};
-use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::executor::{self, Executor};
+use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
 

@@ -97,7 +97,10 @@ async fn lease(
         }
     };
     let text = format!("{collector} {}\n", (now + LENGTH).as_secs());
-    match store.put_opts(path, text.into(), PutOptions::from(mode)).await {
+    match store
+        .put_opts(path, text.into(), PutOptions::from(mode))
+        .await
+    {
         Ok(_) => Ok(true),
         // Somebody else was faster.
         Err(StoreError::AlreadyExists { .. } | StoreError::Precondition { .. }) => Ok(false),

@@ -4,10 +4,10 @@
 mod access;
 mod cli;
 mod crash;
+mod engine;
 mod flight;
 mod hostile;
 mod http;
-mod engine;
 mod ingest;
 mod postgres;
 mod query;
