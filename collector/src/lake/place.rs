@@ -3,8 +3,8 @@
 //! Without the key `lake` the tables lie in the data folder and belong to the one collector that
 //! holds it. With it they lie elsewhere, in a folder or a bucket, and any number of collectors may
 //! write them, each out of a data folder of its own ([`super::committer`] says why every batch counts
-//! once then too). What was chosen is kept in the data folder, for the commands that are given nothing else, and because the log holds batches
-//! that belong there and nowhere else.
+//! once then too). What was chosen is kept in the data folder, for the commands that are given
+//! nothing else, and because the log holds batches that belong there and nowhere else.
 //!
 //! Invariant: a lake is written by one kind of collector only. Two files keep the kinds apart: the
 //! lock of a collector that has a folder to itself, and `_collectors/` of a shared one.
