@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
+use crate::host::redact;
 use crate::host::safety::SeccompRule;
 use crate::recorder::Travel;
 use crate::stacks::symbols::{self, debuginfod};
@@ -356,12 +357,27 @@ configuration! {
     /// load it is, pid or process (a pattern of its command line, where * is any text): the page is
     /// then read in that process's network namespace. As a flag: addresses with a comma between them.
     traffic: Vec<Endpoint> = Vec::new(), "VRAMSCOPE_TRAFFIC", value_delimiter;
+    /// Take secrets out of command lines before anything of them is written. False: they are kept
+    /// as they are.
+    redact: bool = true, "VRAMSCOPE_REDACT";
+    /// Names of arguments, variables and keys whose values are secret: regular expressions without
+    /// regard to case, as in --db-password=VALUE, HF_TOKEN=VALUE. As a flag: once for each.
+    redact_names: Vec<String> = redact::NAMES.iter().map(ToString::to_string).collect(), "VRAMSCOPE_REDACT_NAMES";
+    /// What looks like a secret whatever its name: regular expressions without regard to case. The
+    /// match is replaced, or its first group if it has one. As a flag: once for each.
+    redact_values: Vec<String> = redact::VALUES.iter().map(ToString::to_string).collect(), "VRAMSCOPE_REDACT_VALUES";
     /// Folder to read PCI devices' NUMA nodes from.
     sysfs: PathBuf = "/sys".into(), "VRAMSCOPE_SYSFS";
     optional:
-    /// Where the collector listens, as in http://127.0.0.1:7717. Without it events stay in the
-    /// spool.
+    /// Where the collector listens, as in https://collector.example:7717, or http://127.0.0.1:7717
+    /// on this host. Without it events stay in the spool.
     collector: String, "VRAMSCOPE_COLLECTOR";
+    /// CA that the collector's certificate has to be of, PEM; for https.
+    ca: PathBuf, "VRAMSCOPE_CA";
+    /// This agent's certificate, which names its host, PEM; for https. Read anew at each connection.
+    cert: PathBuf, "VRAMSCOPE_CERT";
+    /// Its private key, PEM.
+    key: PathBuf, "VRAMSCOPE_KEY";
     /// What the spool leaves free of its file system, whatever spool_limit says; if not set, 512
     /// MiB or a twentieth of the file system, whichever is less.
     spool_reserve: Bytes, "VRAMSCOPE_SPOOL_RESERVE";
@@ -400,6 +416,42 @@ impl Config {
         }
     }
 
+    /// How secrets are taken out of what is written.
+    pub fn redaction(&self) -> Result<redact::Rules, String> {
+        if !self.redact {
+            return redact::Rules::new::<&str>(&[], &[]);
+        }
+        redact::Rules::new(&self.redact_names, &self.redact_values)
+            .map_err(|problem| format!("redact_names or redact_values: {problem}"))
+    }
+
+    /// Refuses to speak in the clear beyond this host, and half a set of certificates.
+    fn check_collector(&self) -> anyhow::Result<()> {
+        let set = [("ca", &self.ca), ("cert", &self.cert), ("key", &self.key)];
+        let Some(url) = &self.collector else {
+            return Ok(());
+        };
+        if url.starts_with("https://") {
+            let missing = set.iter().find(|(_, path)| path.is_none());
+            if let Some((name, _)) = missing {
+                bail!(
+                    "collector {url:?} takes ca, cert and key, and {name} is not set; `vramscope-collector agent-certificate` makes the files"
+                );
+            }
+            return Ok(());
+        }
+        let on_loopback = ["http://127.0.0.1:", "http://localhost:", "http://[::1]:"];
+        if !on_loopback.iter().any(|start| url.starts_with(start)) {
+            bail!(
+                "collector {url:?} is not on loopback: events would travel unencrypted; write https:// and set ca, cert and key, or run the collector on this host"
+            );
+        }
+        if let Some((name, _)) = set.iter().find(|(_, path)| path.is_some()) {
+            bail!("{name} is set, and collector {url:?} does not begin with https://");
+        }
+        Ok(())
+    }
+
     /// Defaults, then the file, then flags and environment.
     pub fn load(file: Option<&Path>, settings: Settings) -> anyhow::Result<Self> {
         let mut config = Self::default();
@@ -417,15 +469,8 @@ impl Config {
         for url in &config.debuginfod_urls {
             debuginfod::check(url).map_err(anyhow::Error::msg)?;
         }
-        if let Some(url) = &config.collector
-            && !url.starts_with("http://127.0.0.1:")
-            && !url.starts_with("http://localhost:")
-            && !url.starts_with("http://[::1]:")
-        {
-            bail!(
-                "collector {url:?} is not on loopback: events would travel unencrypted; run the collector on this host, or forward a port to it (ssh -L)"
-            );
-        }
+        config.redaction().map_err(anyhow::Error::msg)?;
+        config.check_collector()?;
         Ok(config)
     }
 }
@@ -475,6 +520,19 @@ mod tests {
             ("spool_limit = \"2 bushels\"", "not a number of bytes"),
             ("spool_limit = \"99999999999TiB\"", "not a number of bytes"),
             ("collector = \"http://10.0.0.1:7717\"", "not on loopback"),
+            (
+                "collector = \"http://localhost.evil:7717\"",
+                "not on loopback",
+            ),
+            (
+                "collector = \"https://c:7717\"\nca = \"/c\"",
+                "cert is not set",
+            ),
+            (
+                "collector = \"http://127.0.0.1:7717\"\nkey = \"/k\"",
+                "does not begin with https://",
+            ),
+            ("redact_names = [\"(\"]", "no regular expression"),
             ("debuginfod_urls = [\"https://h\"]", "speaks no TLS"),
             ("debuginfod_urls = [\"debug.example\"]", "write it as in"),
             ("[[traffic]]\nurl = \"https://h:1\"", "no TLS"),

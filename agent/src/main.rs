@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_agent::config::{Config, Settings};
-use vramscope_agent::host::switch;
+use vramscope_agent::host::{redact, switch};
 use vramscope_agent::probes::preflight;
 use vramscope_agent::recorder::view;
 use vramscope_agent::trace::Job;
@@ -192,6 +192,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         print!("{}", config.to_toml());
         return Ok(ExitCode::SUCCESS);
     }
+    redact::configure(config.redaction().map_err(anyhow::Error::msg)?);
     let Some(command) = arguments.command else {
         anyhow::bail!(
             "say what to do: serve, trace, rows, status, recorder, inspect, off, on or detach; see --help"

@@ -24,7 +24,7 @@ use crate::probes::bpf;
 use crate::probes::channel::{Channel, Taking};
 use crate::probes::features::Checks;
 use crate::recorder::{self, Link, Recorder};
-use crate::ship::{self, Shipment};
+use crate::ship::{self, Certificates, Shipment};
 use crate::spool::folder;
 use crate::spool::journal::{Frame, Journal};
 use crate::spool::room::Room;
@@ -132,6 +132,7 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
     let sender = match &config.collector {
         Some(collector) => {
             let shipment = Shipment::new(&config.spool, collector, &agent_id, &host.name)
+                .with_certificates(certificates(&config))
                 .with_usage(usage)
                 .with_link(link);
             Some(runtime.spawn(ship::run(shipment, committed)))
@@ -179,6 +180,15 @@ pub fn serve(config: Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The configuration has all three with an `https://` collector, and none else.
+fn certificates(config: &Config) -> Option<Certificates> {
+    Some(Certificates {
+        ca: config.ca.clone()?,
+        cert: config.cert.clone()?,
+        key: config.key.clone()?,
+    })
 }
 
 fn recorder_options(config: &Config) -> recorder::Options {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
 
+use crate::access::{self, tls::TlsFiles};
 use crate::ingest::placing::Clock;
 use crate::ingest::promise::Promise;
 use crate::lake::upkeep::retention::Retention;
@@ -225,6 +226,13 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_HTTP_MAX_CONNECTIONS"
     )]
     pub http_max_connections: Option<usize>,
+    /// How long an HTTP client may take to send a request or to take an answer [default: 20s]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_HTTP_CLIENT_TIMEOUT"
+    )]
+    pub http_client_timeout: Option<Span>,
     /// Memory that one query may have [default: half of query_memory_bytes]
     #[arg(
         long,
@@ -256,6 +264,42 @@ pub struct Keys {
         env = "VRAMSCOPE_COLLECTOR_MIN_DISK_FREE_BYTES"
     )]
     pub min_disk_free_bytes: Option<ByteSize>,
+
+    // The PostgreSQL door.
+    /// Address for PostgreSQL clients, or "off" [default: 127.0.0.1:7719]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_LISTEN"
+    )]
+    pub postgres_listen: Option<Listen>,
+    /// Most PostgreSQL clients at a time [default: 200]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_MAX_CONNECTIONS"
+    )]
+    pub postgres_max_connections: Option<usize>,
+    /// Time after which a PostgreSQL client that asks nothing is sent away [default: 1h]
+    #[arg(
+        long,
+        value_name = "TIME",
+        env = "VRAMSCOPE_COLLECTOR_POSTGRES_IDLE_TIMEOUT"
+    )]
+    pub postgres_idle_timeout: Option<Span>,
+    /// The collector's certificate, PEM; with the next three keys it turns on TLS and
+    /// credentials on every port
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// CA of the agents' certificates, PEM
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Users and tokens, TOML; `vramscope-collector init` makes all four files
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_COLLECTOR_CREDENTIALS")]
+    pub credentials: Option<PathBuf>,
 
     // Intake.
     /// How far ahead of the collector's clock a row's time may be; beyond it the row is kept in
@@ -316,11 +360,21 @@ impl Keys {
             log: self.log.or(below.log),
             http_listen: self.http_listen.or(below.http_listen),
             http_max_connections: self.http_max_connections.or(below.http_max_connections),
+            http_client_timeout: self.http_client_timeout.or(below.http_client_timeout),
             query_share_bytes: self.query_share_bytes.or(below.query_share_bytes),
             spill_dir: self.spill_dir.or(below.spill_dir),
             spill_limit_bytes: self.spill_limit_bytes.or(below.spill_limit_bytes),
             query_log_interval: self.query_log_interval.or(below.query_log_interval),
             min_disk_free_bytes: self.min_disk_free_bytes.or(below.min_disk_free_bytes),
+            postgres_listen: self.postgres_listen.or(below.postgres_listen),
+            postgres_max_connections: self
+                .postgres_max_connections
+                .or(below.postgres_max_connections),
+            postgres_idle_timeout: self.postgres_idle_timeout.or(below.postgres_idle_timeout),
+            tls_cert: self.tls_cert.or(below.tls_cert),
+            tls_key: self.tls_key.or(below.tls_key),
+            tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
+            credentials: self.credentials.or(below.credentials),
             clock_ahead: self.clock_ahead.or(below.clock_ahead),
             clock_behind: self.clock_behind.or(below.clock_behind),
             promise: self.promise.or(below.promise),
@@ -357,6 +411,8 @@ pub struct Config {
     pub http_listen: Listen,
     /// Most connections to it at a time.
     pub http_max_connections: usize,
+    /// How long a client may take to send a request, and to take some of an answer.
+    pub http_client_timeout: Duration,
     /// Memory that one query may have, in bytes.
     pub query_share_bytes: u64,
     /// Where queries spill to; `None` is `_spill` in the data folder.
@@ -367,6 +423,14 @@ pub struct Config {
     pub query_log_interval: Duration,
     /// Room on the data folder's disk below which the collector is not ready, in bytes.
     pub min_disk_free_bytes: u64,
+    /// Where the PostgreSQL door listens.
+    pub postgres_listen: Listen,
+    /// Most PostgreSQL clients at a time.
+    pub postgres_max_connections: usize,
+    /// Time after which a PostgreSQL client that asks nothing is sent away.
+    pub postgres_idle_timeout: Duration,
+    /// Certificates and credentials; `None`: loopback only, and everybody is let in.
+    pub access: Option<access::Files>,
     /// Which times of rows are believed.
     pub clock: Clock,
     /// What an acknowledgement stands for.
@@ -402,6 +466,9 @@ impl Config {
                 .unwrap_or_else(|| "warn,vramscope_collector=info".to_string()),
             http_listen: keys.http_listen.unwrap_or(Listen::loopback(7718)),
             http_max_connections: keys.http_max_connections.unwrap_or(2048),
+            http_client_timeout: keys
+                .http_client_timeout
+                .map_or(Duration::from_secs(20), |span| span.0),
             query_share_bytes: keys
                 .query_share_bytes
                 .map_or(query_memory_bytes / 2, |size| size.0),
@@ -411,6 +478,17 @@ impl Config {
                 .query_log_interval
                 .map_or(Duration::from_secs(5), |span| span.0),
             min_disk_free_bytes: keys.min_disk_free_bytes.map_or(1 << 30, |size| size.0),
+            postgres_listen: keys.postgres_listen.unwrap_or(Listen::loopback(7719)),
+            postgres_max_connections: keys.postgres_max_connections.unwrap_or(200),
+            postgres_idle_timeout: keys
+                .postgres_idle_timeout
+                .map_or(Duration::from_secs(3600), |span| span.0),
+            access: access_files(
+                keys.tls_cert,
+                keys.tls_key,
+                keys.tls_client_ca,
+                keys.credentials,
+            )?,
             clock: Clock {
                 ahead: keys
                     .clock_ahead
@@ -435,24 +513,40 @@ impl Config {
         Ok(config)
     }
 
-    fn check(&self) -> anyhow::Result<()> {
-        if !self.listen.ip().is_loopback() {
+    /// Nothing but loopback without credentials.
+    fn check_listen(&self, key: &str, address: SocketAddr) -> anyhow::Result<()> {
+        if self.access.is_none() && !address.ip().is_loopback() {
             bail!(
-                "refusing to listen on {}: no credentials can be configured yet; use a loopback \
-                 address such as 127.0.0.1:7717, and a tunnel to reach it from another host",
-                self.listen
+                "refusing {key} {address}: no credentials are configured; make them with \
+                 `vramscope-collector init` and set tls_cert, tls_key, tls_client_ca and \
+                 credentials, or use a loopback address such as 127.0.0.1:{}",
+                address.port()
             );
         }
-        if let Some(address) = self.http_listen.address()
-            && !address.ip().is_loopback()
-        {
+        Ok(())
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        self.check_listen("listen", self.listen)?;
+        if let Some(address) = self.http_listen.address() {
+            self.check_listen("http_listen", address)?;
+        }
+        if let Some(address) = self.postgres_listen.address() {
+            self.check_listen("postgres_listen", address)?;
+        }
+        if self.postgres_max_connections == 0 {
             bail!(
-                "refusing to serve HTTP on {address}: no credentials can be configured yet; use a \
-                 loopback address such as 127.0.0.1:7718"
+                "postgres_max_connections is 0; to close the door, set postgres_listen to \"off\""
             );
+        }
+        if self.postgres_idle_timeout.is_zero() {
+            bail!("postgres_idle_timeout is 0; it must be at least 1ms");
         }
         if self.http_max_connections == 0 {
             bail!("http_max_connections is 0; to close the door, set http_listen to \"off\"");
+        }
+        if self.http_client_timeout.is_zero() {
+            bail!("http_client_timeout is 0; it must be at least 1ms");
         }
         if self.query_share_bytes == 0 || self.query_share_bytes > self.query_memory_bytes {
             bail!(
@@ -510,6 +604,13 @@ impl Config {
 
     /// The effective configuration as TOML that `--config` takes, each key explained.
     pub fn to_toml(&self) -> String {
+        let access = |name: &str, pick: fn(&access::Files) -> &PathBuf| match &self.access {
+            Some(files) => {
+                let path = pick(files).display().to_string();
+                format!("{name} = {}", toml::Value::String(path))
+            }
+            None => format!("# {name} is not set"),
+        };
         let path_or = |name: &str, path: &Option<PathBuf>, example: &str| match path {
             Some(path) => {
                 let text = toml::Value::String(path.display().to_string());
@@ -528,7 +629,7 @@ impl Config {
 # time. No default.
 {data}
 
-# Address for agents and SQL clients. Loopback only until credentials can be configured.
+# Address for agents and SQL clients. Loopback only, unless credentials are configured (below).
 # Port 0 picks a free port. Default "127.0.0.1:7717".
 listen = "{}"
 
@@ -565,6 +666,10 @@ http_listen = "{}"
 # Most connections to the HTTP door at a time; one more is closed at once. Default 2048.
 http_max_connections = {}
 
+# How long an HTTP client may take for a request's head, for its body, and to take some of what
+# was written to it; then its connection is closed. Default "20s".
+http_client_timeout = "{}"
+
 # Memory that one query may have, so that others find some too. Sorts, joins and aggregations that
 # need more spill to disk; what cannot spill fails. Default half of query_memory_bytes.
 query_share_bytes = "{}"
@@ -582,6 +687,25 @@ query_log_interval = "{}"
 # Room on the data folder's disk below which /readyz says that the collector is not ready.
 # Default "1GiB".
 min_disk_free_bytes = "{}"
+
+# The door for PostgreSQL clients (psql, Grafana, DBeaver, drivers). An address, or "off". Port 0
+# picks a free port. Default "127.0.0.1:7719".
+postgres_listen = "{}"
+
+# Most PostgreSQL clients at a time; one more is told so and sent away. Default 200.
+postgres_max_connections = {}
+
+# Time after which a PostgreSQL client that asks nothing is sent away. Default "1h".
+postgres_idle_timeout = "{}"
+
+# TLS and credentials: all four files or none. With them every port speaks TLS, agents show a
+# certificate of tls_client_ca that names their host, and people show a token or a password.
+# Without them everybody who reaches the ports is let in, and only loopback is listened on. The
+# files are read anew when they change, and on SIGHUP. `vramscope-collector init` makes them.
+{}
+{}
+{}
+{}
 
 # How far from the collector's clock the time of a row may be. A row beyond it is kept with its
 # time as it was sent, in the partition of the hour in which it arrived, and counted in
@@ -621,10 +745,18 @@ vacuum_after = "{}"
             toml::Value::String(self.log.clone()),
             self.http_listen,
             self.http_max_connections,
+            Span(self.http_client_timeout),
             ByteSize(self.query_share_bytes),
             ByteSize(self.spill_limit_bytes),
             Span(self.query_log_interval),
             ByteSize(self.min_disk_free_bytes),
+            self.postgres_listen,
+            self.postgres_max_connections,
+            Span(self.postgres_idle_timeout),
+            access("tls_cert", |files| &files.tls.cert),
+            access("tls_key", |files| &files.tls.key),
+            access("tls_client_ca", |files| &files.tls.client_ca),
+            access("credentials", |files| &files.credentials),
             Span(self.clock.ahead),
             Span(self.clock.behind),
             self.promise,
@@ -633,6 +765,43 @@ vacuum_after = "{}"
             ByteSize(self.upkeep.memory_bytes),
             Span(self.upkeep.vacuum_after),
         )
+    }
+}
+
+/// All four, or none.
+fn access_files(
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_client_ca: Option<PathBuf>,
+    credentials: Option<PathBuf>,
+) -> anyhow::Result<Option<access::Files>> {
+    let missing: Vec<&str> = [
+        ("tls_cert", tls_cert.is_none()),
+        ("tls_key", tls_key.is_none()),
+        ("tls_client_ca", tls_client_ca.is_none()),
+        ("credentials", credentials.is_none()),
+    ]
+    .into_iter()
+    .filter_map(|(name, is_missing)| is_missing.then_some(name))
+    .collect();
+    match (tls_cert, tls_key, tls_client_ca, credentials) {
+        (Some(cert), Some(key), Some(client_ca), Some(credentials)) => Ok(Some(access::Files {
+            credentials,
+            tls: TlsFiles {
+                cert,
+                key,
+                client_ca,
+            },
+        })),
+        (None, None, None, None) => Ok(None),
+        _ => bail!(
+            "{} not set: TLS and credentials take all of tls_cert, tls_key, tls_client_ca and \
+             credentials; `vramscope-collector init` makes the files",
+            match missing.as_slice() {
+                [one] => format!("{one} is"),
+                some => format!("{} are", some.join(" and ")),
+            }
+        ),
     }
 }
 
@@ -654,12 +823,42 @@ mod tests {
     }
 
     #[test]
+    fn nothing_but_loopback_without_credentials() {
+        let keys = |listen: &str, files: usize| {
+            let file = |n: usize| (n < files).then(|| PathBuf::from(format!("/f{n}")));
+            Config::from_keys(Keys {
+                listen: Some(listen.parse().unwrap()),
+                tls_cert: file(0),
+                tls_key: file(1),
+                tls_client_ca: file(2),
+                credentials: file(3),
+                ..Keys::default()
+            })
+        };
+        let fails = |listen, files, part: &str| {
+            let error = format!("{:#}", keys(listen, files).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        };
+        fails("0.0.0.0:7717", 0, "no credentials are configured");
+        fails("[::]:7717", 0, "no credentials are configured");
+        fails("127.0.0.1:1", 3, "credentials is not set");
+        fails("0.0.0.0:1", 2, "tls_client_ca and credentials are not set");
+        assert!(keys("0.0.0.0:7717", 4).is_ok());
+        assert!(keys("[::1]:7717", 0).is_ok());
+    }
+
+    #[test]
     fn printed_configuration_reads_back_the_same() {
         let keys = Keys {
+            tls_cert: Some("/c".into()),
+            tls_key: Some("/k".into()),
+            tls_client_ca: Some("/a \"b\"".into()),
+            credentials: Some("/p".into()),
             data: Some("/tmp/a \"b\"".into()),
             commit_interval: Some(Span(Duration::from_millis(1500))),
             wal_limit_bytes: Some(ByteSize(12345)),
             http_listen: Some(Listen::Off),
+            postgres_idle_timeout: Some(Span(Duration::from_secs(90))),
             spill_dir: Some("/tmp/spill".into()),
             clock_ahead: Some(Span(Duration::from_secs(60))),
             promise: Some(Promise::Store),

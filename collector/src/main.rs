@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+use vramscope_collector::access::commands;
 use vramscope_collector::config::{self, Config, Keys};
 use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
@@ -25,6 +26,7 @@ const EXAMPLES: &str = "Examples:
   vramscope-collector serve --data /var/lib/vramscope
   vramscope-collector status --data /var/lib/vramscope
   vramscope-collector requests --data /var/lib/vramscope
+  vramscope-collector init --dir /etc/vramscope --host collector.example
   vramscope-collector fsck --data /var/lib/vramscope
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM tetrahedron'";
 
@@ -32,7 +34,7 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// Runs the collector until SIGINT or SIGTERM
     #[command(after_help = SERVE_EXAMPLES)]
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Tells about a data folder: agents, log, tables; a collector may be running on it
     #[command(after_help = STATUS_EXAMPLES)]
     Status(Status),
@@ -42,6 +44,24 @@ enum Command {
     /// Lists the requests for spans, and what became of them
     #[command(after_help = REQUESTS_EXAMPLES)]
     Requests(Requests),
+    /// Makes a CA, the collector's certificate and a first administrator's token
+    #[command(after_help = commands::INIT_EXAMPLES)]
+    Init(commands::Init),
+    /// Makes the certificate by which an agent shows which host it is of
+    #[command(after_help = commands::AGENT_EXAMPLES)]
+    AgentCertificate(commands::AgentCertificate),
+    /// Makes the collector's certificate anew, before the old one ends or for other names
+    #[command(after_help = commands::SERVER_EXAMPLES)]
+    ServerCertificate(commands::ServerCertificate),
+    /// Takes an agent's certificate back, after its key was stolen for example
+    #[command(after_help = commands::REVOKE_EXAMPLES)]
+    RevokeCertificate(commands::RevokeCertificate),
+    /// Adds, removes and lists users: people with a password
+    #[command(after_help = commands::USER_EXAMPLES)]
+    User(commands::User),
+    /// Adds, revokes and lists tokens, for programs
+    #[command(after_help = commands::TOKEN_EXAMPLES)]
+    Token(commands::Token),
     /// Merges small files of the tables into large ones; a collector may be running
     #[command(after_help = upkeep::COMPACT_EXAMPLES)]
     Compact(upkeep::Compact),
@@ -147,10 +167,16 @@ struct Status {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(serve) => run_serve(serve).map(|()| ExitCode::SUCCESS),
+        Command::Serve(serve) => run_serve(*serve).map(|()| ExitCode::SUCCESS),
         Command::Status(status) => run_status(&status).map(|()| ExitCode::SUCCESS),
         Command::RequestSpan(wanted) => run_request_span(wanted),
         Command::Requests(wanted) => run_requests(&wanted).map(|()| ExitCode::SUCCESS),
+        Command::Init(init) => init.run().map(|()| ExitCode::SUCCESS),
+        Command::AgentCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::ServerCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::RevokeCertificate(wanted) => wanted.run().map(|()| ExitCode::SUCCESS),
+        Command::User(user) => user.run().map(|()| ExitCode::SUCCESS),
+        Command::Token(token) => token.run().map(|()| ExitCode::SUCCESS),
         Command::Compact(options) => {
             runtime().and_then(|rt| rt.block_on(upkeep::compact(&options)))
         }

@@ -4,6 +4,7 @@
 //! Stop: agents' streams end after the batch in hand, queries get a moment, then what is in
 //! the log is committed.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,6 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::Options;
@@ -22,8 +22,14 @@ use vramscope_wire::proto::ingest_server::IngestServer;
 use vramscope_wire::proto::recorder_server::RecorderServer;
 use vramscope_wire::{MAX_BATCH_BYTES, MESSAGE_OVERHEAD};
 
+use crate::access::Access;
+use crate::access::accept::Doorway;
+use crate::access::guard::Guarded;
+use crate::access::tls::Protocol;
 use crate::config::Config;
 use crate::doors::flight::FlightDoor;
+use crate::doors::http::{self, HttpDoor};
+use crate::doors::postgres;
 use crate::folder::Lock;
 use crate::ingest::marks::Marks;
 use crate::ingest::promise::Promise;
@@ -32,6 +38,7 @@ use crate::ingest::{Counts, Keeper, Limits, Service};
 use crate::lake::committer::direct::{self, Direct};
 use crate::lake::committer::recover;
 use crate::lake::{Lake, committer, upkeep};
+use crate::metrics::health::Health;
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
 use crate::requests::service::Desk;
@@ -56,7 +63,25 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let address = listener
         .local_addr()
         .context("failed to read the port listened on")?;
+    let postgres = match config.postgres_listen.address() {
+        Some(wanted) => Some(listen_for_postgres(wanted).await?),
+        None => None,
+    };
 
+    let http_listener = match config.http_listen.address() {
+        None => None,
+        Some(address) => {
+            let listener = TcpListener::bind(address).await.with_context(|| {
+                format!("failed to serve HTTP on {address}; http_listen can be another address, or \"off\"")
+            })?;
+            Some(listener)
+        }
+    };
+
+    let access = match &config.access {
+        Some(files) => Access::open(files.clone(), &data)?,
+        None => Access::none(),
+    };
     let wal = Wal::open(&data, config.wal_limit_bytes)
         .with_context(|| format!("failed to open the write-ahead log in {}", data.display()))?;
     let wal = Arc::new(wal);
@@ -98,7 +123,30 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         config.query_log_interval,
         stop_commits.subscribe(),
     ));
+    let postgres_address = postgres.as_ref().map(|(_, address)| *address);
+    let postgres = postgres.map(|(listener, _)| {
+        let bounds = postgres::Bounds {
+            connections: config.postgres_max_connections,
+            idle: config.postgres_idle_timeout,
+        };
+        let stopping = intake_stopping.clone();
+        tokio::spawn(postgres::serve(
+            listener,
+            gate.clone(),
+            access.clone(),
+            bounds,
+            stopping,
+        ))
+    });
     let counts = Arc::new(Counts::default());
+    let health = Arc::new(Health::new(
+        data.clone(),
+        Arc::clone(&wal),
+        config.wal_limit_bytes,
+        config.min_disk_free_bytes,
+        config.commit_interval,
+        gate.clone(),
+    ));
     let keeper = match config.promise {
         Promise::Fsync => Keeper::Log(Arc::clone(&wal)),
         Promise::Store => Keeper::Table(Direct::start(Arc::clone(&lake), wal.id()).await?),
@@ -120,21 +168,54 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let desk = Desk::open(&data, intake_stopping.clone())?;
     tokio::spawn(desk.clone().run());
 
+    let follow = access.clone().follow(intake_stopping.clone());
+    tokio::spawn(async move {
+        if let Err(error) = follow.await {
+            tracing::error!("certificates and credentials are not read anew: {error:#}");
+        }
+    });
+    let connections = Doorway::open(listener, access.clone(), Protocol::Grpc)
+        .context("failed to accept connections")?;
+    let http = match http_listener {
+        None => None,
+        Some(listener) => {
+            let address = listener
+                .local_addr()
+                .context("failed to read the port of the HTTP door")?;
+            let doorway = Doorway::open(listener, access.clone(), Protocol::Http)
+                .context("failed to accept HTTP connections")?;
+            let door = HttpDoor::new(gate.clone(), access.clone(), Arc::clone(&health));
+            let bounds = http::Bounds {
+                connections: config.http_max_connections,
+                patience: config.http_client_timeout,
+            };
+            let task = tokio::spawn(http::serve(doorway, door, bounds, intake_stopping.clone()));
+            Some((address, task))
+        }
+    };
     let mut server_stopping = intake_stopping;
     let server = Server::builder()
-        .tcp_nodelay(true)
         // An agent's host that vanished must not hold its stream for ever.
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
-        .add_service(ingest)
-        .add_service(RecorderServer::new(desk))
-        .add_service(FlightServiceServer::new(FlightDoor::new(gate)))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), async move {
+        .add_service(Guarded::for_agents(&access, ingest))
+        .add_service(Guarded::for_agents(&access, RecorderServer::new(desk)))
+        .add_service(Guarded::for_readers(
+            &access,
+            FlightServiceServer::new(FlightDoor::new(gate, access.clone())),
+        ))
+        .serve_with_incoming_shutdown(connections, async move {
             // An error means that the sender is gone, which is a stop too.
             let _ = server_stopping.wait_for(|stopping| *stopping).await;
         });
     let mut server = tokio::spawn(server);
-    announce(address)?;
+    announce("listening", address)?;
+    if let Some((address, _)) = &http {
+        announce("http", *address)?;
+    }
+    if let Some(address) = postgres_address {
+        announce("postgresql", address)?;
+    }
 
     let served = tokio::select! {
         _ = interrupt.recv() => None,
@@ -142,12 +223,18 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
         ended = &mut server => Some(ended),
     };
     tracing::info!("stopping");
+    health.stops();
     stop_intake.send_replace(true);
+    let give_up = tokio::time::Instant::now() + GRACE;
     let served = match served {
         Some(ended) => Some(ended),
-        None => tokio::time::timeout(GRACE, &mut server).await.ok(),
+        None => tokio::time::timeout_at(give_up, &mut server).await.ok(),
     };
     server.abort();
+    for mut door in http.map(|(_, task)| task).into_iter().chain(postgres) {
+        let _ = tokio::time::timeout_at(give_up, &mut door).await;
+        door.abort();
+    }
     stop_commits.send_replace(true);
     query_log.await.context("the writer of query_log failed")?;
     commits.await.context("the committer failed")?;
@@ -194,11 +281,25 @@ async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder
     Ok(Folder::open(data, options).await?)
 }
 
-/// The line that whoever started the process waits for.
-fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
+/// The PostgreSQL door's port.
+async fn listen_for_postgres(wanted: SocketAddr) -> anyhow::Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(wanted).await.with_context(|| {
+        format!(
+            "failed to listen on {wanted} for PostgreSQL clients; set postgres_listen to another \
+             address, or to \"off\""
+        )
+    })?;
+    let address = listener
+        .local_addr()
+        .context("failed to read the port listened on")?;
+    Ok((listener, address))
+}
+
+/// The lines that whoever started the process waits for: first where agents come in.
+fn announce(what: &str, address: SocketAddr) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
-    writeln!(out, "listening on {address}")
+    writeln!(out, "{what} on {address}")
         .and_then(|()| out.flush())
         .context("failed to write to standard output")
 }

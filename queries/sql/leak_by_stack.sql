@@ -30,7 +30,7 @@
 --   live_bytes | bytes | live at the end of the recording
 --   live_count | allocations | how many
 --   growth_bytes | bytes | how much more than at since
---   growth_share | ratio | growth_bytes / what all stacks of the process, byte class and layer have grown since the warm-up or since; NULL if none grew
+--   growth_share | ratio | share of the growth of all stacks of the process, byte class and layer, since the warm-up or since, as far as it is live at the end; NULL if none grew
 --   oldest_live_age_seconds | s | age of its oldest allocation at the end; NULL if not known
 --   survivor_bytes | bytes | at least so much is older than a block (30 min) and lives
 --   monotonic_share | ratio | share of the steps from block to block (or from one moment at rest to the next) that do not fall, load taken off
@@ -42,6 +42,7 @@
 --   settled_by | - | what would settle it
 --   statistics | - | the figures behind the verdict
 --   overlaps | - | said where bytes of one class lie within bytes of another that is reported too: the same leak seen twice
+--   same_function_rows | rows | how many more rows of the process, layer and memory_kind have the same function; NULL without one. May be one place whose stack was whole in some calls and cut short in others (docs/stacks.md); leak_by_function adds them up
 --   version | - | what tells versions of a program apart: the pod template's hash in the pod's name, else the build id of module, else the framework's version
 --   requests | requests | completed after the warm-up; NULL without traffic
 --   recorded_until | time | end of what was judged
@@ -63,14 +64,16 @@ WITH verdicts AS (
             WHEN v.memory_kind IN ('vmm_virtual', 'vmm_mapped') THEN 'virtual'
             WHEN v.memory_kind IN ('pool', 'framework_block') THEN 'sub_allocated'
             WHEN v.memory_kind = 'ipc' THEN 'ipc'
-        END AS byte_class
+        END AS byte_class,
+        -- What comes and goes with the load has not grown if it is gone at the end.
+        greatest(least(v.growth_bytes, v.live_bytes), 0) AS kept_bytes
     FROM leak_verdicts() AS v
     LEFT JOIN current_processes AS p ON p.process_id = v.process_id
 ),
 compared AS (
     SELECT
         *,
-        sum(greatest(growth_bytes, 0)) OVER (PARTITION BY process_id, byte_class, layer) AS grown_bytes,
+        sum(kept_bytes) OVER (PARTITION BY process_id, byte_class, layer) AS all_kept_bytes,
         max(CASE WHEN tier = 'clear' AND stack_id IS NOT NULL THEN plateau_bytes END) OVER (
             PARTITION BY host, exe, stack_id, memory_kind, layer
         ) AS earlier_level,
@@ -101,7 +104,7 @@ named AS (
         CASE WHEN tier <> 'insufficient' THEN live_bytes END AS live_bytes,
         CASE WHEN tier <> 'insufficient' THEN live_count END AS live_count,
         CASE WHEN tier <> 'insufficient' THEN growth_bytes END AS growth_bytes,
-        CASE WHEN tier <> 'insufficient' THEN CAST(growth_bytes AS DOUBLE) / nullif(grown_bytes, 0) END AS growth_share,
+        CASE WHEN tier <> 'insufficient' THEN CAST(kept_bytes AS DOUBLE) / nullif(all_kept_bytes, 0) END AS growth_share,
         CASE WHEN tier <> 'insufficient' THEN oldest_live_age_seconds END AS oldest_live_age_seconds,
         CASE WHEN tier <> 'insufficient' THEN survivor_bytes END AS survivor_bytes,
         monotonic_share, first_seen, confirmed_at, since, until, requests,
@@ -172,7 +175,11 @@ overlapping AS (
     SELECT
         *,
         sum(CASE WHEN is_inner THEN 1 ELSE 0 END) OVER (PARTITION BY process_id) AS inner_rows,
-        sum(CASE WHEN is_outer THEN 1 ELSE 0 END) OVER (PARTITION BY process_id) AS outer_rows
+        sum(CASE WHEN is_outer THEN 1 ELSE 0 END) OVER (PARTITION BY process_id) AS outer_rows,
+        CASE
+            WHEN function IS NOT NULL
+            THEN count(*) OVER (PARTITION BY process_id, layer, memory_kind, function, module) - 1
+        END AS same_function_rows
     FROM facts
 )
 SELECT
@@ -204,6 +211,7 @@ SELECT
         WHEN is_outer AND inner_rows > 0
         THEN concat('holds framework blocks that are reported too: ', CAST(inner_rows AS VARCHAR), ' stacks of this process')
     END AS overlaps,
+    same_function_rows,
     coalesce(
         nullif(substring(regexp_match(pod, '-([bcdfghjklmnpqrstvwxz2456789]{8,10})-[bcdfghjklmnpqrstvwxz2456789]{5}$')[1], 1, 10), ''),
         build_id,

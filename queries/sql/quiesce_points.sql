@@ -48,24 +48,49 @@ marked AS (
 ),
 moments AS (
     SELECT
-        host, process_id, ts_ns, resting_since, completed_total,
-        row_number() OVER (PARTITION BY process_id ORDER BY ts_ns) AS number
+        host, process_id, ts_ns, resting_since, completed_total
     FROM marked
     WHERE served = 0 AND ts_ns - resting_since >= 60000000000 AND coalesce(served_after, 1) > 0
 ),
--- Windows that tell what was held at a moment: of each card and kind the newest before it.
+-- What a process holds, of each card and kind: its windows, and its moments among them.
+held AS (
+    SELECT
+        process_id, device, memory_kind, layer, gpu_uuid, live_bytes, lossy,
+        CAST(window_end AS BIGINT) * 1000 AS at_ns, ts_ns AS window_ns, 0 AS is_moment,
+        NULL AS host, NULL AS resting_since, NULL AS completed_total
+    FROM device_windows
+    WHERE process_id IN (SELECT process_id FROM moments)
+    UNION ALL
+    SELECT
+        k.process_id, k.device, k.memory_kind, k.layer, NULL AS gpu_uuid, NULL AS live_bytes, NULL AS lossy,
+        m.ts_ns AS at_ns, NULL AS window_ns, 1 AS is_moment,
+        m.host, m.resting_since, m.completed_total
+    FROM moments AS m
+    JOIN (SELECT DISTINCT process_id, device, memory_kind, layer FROM device_windows) AS k
+        ON k.process_id = m.process_id
+),
+-- Each belongs to the newest window that ended before it: numbered in order, so that the months of windows
+-- are sorted once instead of compared with every moment.
+placed AS (
+    SELECT
+        *,
+        count(window_ns) OVER (
+            PARTITION BY process_id, device, memory_kind, layer ORDER BY at_ns, is_moment, window_ns
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) AS window_number
+    FROM held
+),
 known AS (
     SELECT
-        m.host, m.process_id, m.ts_ns, m.resting_since, m.completed_total, m.number,
-        w.device, w.memory_kind, w.layer,
-        last_value(w.gpu_uuid ORDER BY w.ts_ns) AS gpu_uuid,
-        last_value(w.live_bytes ORDER BY w.ts_ns) AS live_bytes,
-        last_value(w.lossy ORDER BY w.ts_ns) AS lossy
-    FROM moments AS m
-    JOIN device_windows AS w ON w.process_id = m.process_id AND CAST(w.window_end AS BIGINT) * 1000 <= m.ts_ns
-    GROUP BY
-        m.host, m.process_id, m.ts_ns, m.resting_since, m.completed_total, m.number,
-        w.device, w.memory_kind, w.layer
+        process_id, device, memory_kind, layer, at_ns AS ts_ns, is_moment, window_number,
+        host, resting_since, completed_total,
+        first_value(gpu_uuid) OVER of_window AS gpu_uuid,
+        first_value(live_bytes) OVER of_window AS live_bytes,
+        first_value(lossy) OVER of_window AS lossy
+    FROM placed
+    WINDOW of_window AS (
+        PARTITION BY process_id, device, memory_kind, layer, window_number ORDER BY at_ns, is_moment, window_ns
+    )
 ),
 steps AS (
     SELECT
@@ -74,6 +99,7 @@ steps AS (
         (ts_ns - lag(ts_ns) OVER of_kind) / 3.6e12 AS hours,
         completed_total - lag(completed_total) OVER of_kind AS requests
     FROM known
+    WHERE is_moment = 1 AND window_number > 0
     WINDOW of_kind AS (PARTITION BY process_id, device, memory_kind, layer ORDER BY ts_ns)
 )
 SELECT

@@ -20,11 +20,11 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
-use datafusion::execution::SendableRecordBatchStream;
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_plan::{ExecutionPlan, RecordBatchStream, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -112,7 +112,11 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     let options = config.options_mut();
     options.execution.parquet.schema_force_view_types = false;
     options.sql_parser.map_string_types_to_utf8view = false;
-    let session = SessionContext::new_with_config_rt(config, Arc::clone(runtime));
+    let state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_runtime_env(Arc::clone(runtime))
+        .with_default_features();
+    let session = SessionContext::new_with_state(functions::plan_with(state).build());
     functions::register(&session);
     leaks::register(&session);
     session

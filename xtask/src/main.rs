@@ -29,7 +29,7 @@ enum Task {
     Build(build::Build),
     Demo(demo::Demo),
     Test(test::Test),
-    Bench(bench::Bench),
+    Bench(Box<bench::Bench>),
     GpuCheck(gpu_check::GpuCheck),
     Mutants(mutants::Mutants),
     OneCopy(one_copy::OneCopy),

@@ -198,6 +198,8 @@ impl System {
             .arg("--data")
             .arg(self.data())
             .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .args(["--http-listen", "off"])
+            .args(["--postgres-listen", "off"])
             .args(["--commit-interval", "250ms"]);
         let log = self.log("collector");
         self.collector = Some(Server::start("collector", &mut command, &log)?);

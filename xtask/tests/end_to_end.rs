@@ -5,6 +5,7 @@
 //! Run it with `cargo xtask test -p xtask --test end_to_end`.
 
 mod bench;
+mod crash;
 mod faults;
 mod gpu_check;
 mod kills;

@@ -11,6 +11,7 @@ pub mod numa;
 pub mod perf;
 pub mod procfs;
 pub mod realfile;
+pub mod redact;
 pub mod safety;
 pub mod sigbus;
 pub mod switch;

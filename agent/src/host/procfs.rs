@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use super::container::Container;
 use super::library::FileId;
+use super::redact;
 
 /// Fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,15 +67,30 @@ pub fn exe(pid: u32) -> Option<String> {
 
 /// The longest command line that is kept, bytes.
 const COMMAND_BYTES: usize = 4096;
+/// The longest that is read to be kept: secrets are taken out before it is cut, as half of one
+/// might not be known for what it is.
+const READ_BYTES: usize = 128 << 10;
 
+/// The command line as it is kept and shown: without secrets (see [`redact`]), and cut.
 pub fn command(pid: u32) -> Option<String> {
-    Some(words(pid).join(" ")).filter(|command| !command.is_empty())
+    let mut command = redact::command(&words_within(pid, READ_BYTES));
+    let mut end = COMMAND_BYTES.min(command.len());
+    while !command.is_char_boundary(end) {
+        end -= 1;
+    }
+    command.truncate(end);
+    Some(command).filter(|command| !command.is_empty())
 }
 
-/// The words of the command line; none if the process is gone, or a thread of the kernel.
+/// The words of the command line; none if the process is gone, or a thread of the kernel. They are
+/// as the program got them: nothing of them may be kept.
 pub fn words(pid: u32) -> Vec<String> {
+    words_within(pid, COMMAND_BYTES)
+}
+
+fn words_within(pid: u32, most: usize) -> Vec<String> {
     let mut bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    bytes.truncate(COMMAND_BYTES);
+    bytes.truncate(most);
     while bytes.last() == Some(&0) {
         bytes.pop();
     }
@@ -149,7 +165,11 @@ impl Program {
             command: command(pid),
             visible_devices,
             device_order,
-            container: Container::parse(&cgroup, pod, namespace),
+            container: Container::parse(
+                &cgroup,
+                pod.map(|pod| redact::variable("POD_NAME", pod)),
+                namespace.map(|namespace| redact::variable("POD_NAMESPACE", namespace)),
+            ),
             // The newer name wins, as PyTorch has it.
             allocator_settings: of_any.or(of_cuda),
         }

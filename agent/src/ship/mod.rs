@@ -11,6 +11,8 @@
 mod backoff;
 mod queue;
 mod spans;
+#[cfg(test)]
+mod tls_tests;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ use anyhow::{Context, anyhow, bail};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 use tracing::{info, warn};
 use vramscope_wire::proto::Batch;
@@ -50,6 +52,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(20);
 pub struct Shipment {
     pub spool: PathBuf,
     pub collector: String,
+    /// With an `https://` collector.
+    pub certificates: Option<Certificates>,
     pub agent_id: String,
     pub host: String,
     /// Learns of files that are gone.
@@ -60,11 +64,34 @@ pub struct Shipment {
     link: Option<Arc<Link>>,
 }
 
+/// Files by which collector and agent know each other, PEM. They are read at each connection, so
+/// that new ones take effect without a restart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Certificates {
+    /// CA of the collector.
+    pub ca: PathBuf,
+    /// The agent's.
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Certificates {
+    fn load(&self) -> anyhow::Result<ClientTlsConfig> {
+        let read = |path: &Path| {
+            std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))
+        };
+        Ok(ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(read(&self.ca)?))
+            .identity(Identity::from_pem(read(&self.cert)?, read(&self.key)?)))
+    }
+}
+
 impl Shipment {
     pub fn new(spool: &Path, collector: &str, agent_id: &str, host: &str) -> Self {
         Self {
             spool: spool.to_path_buf(),
             collector: collector.to_string(),
+            certificates: None,
             agent_id: agent_id.to_string(),
             host: host.to_string(),
             usage: Arc::default(),
@@ -76,6 +103,12 @@ impl Shipment {
     /// Lets the collector ask for recorded spans.
     pub fn with_link(mut self, link: Arc<Link>) -> Self {
         self.link = Some(link);
+        self
+    }
+
+    /// Shows a certificate, and asks for the collector's.
+    pub fn with_certificates(mut self, certificates: Option<Certificates>) -> Self {
+        self.certificates = certificates;
         self
     }
 
@@ -130,8 +163,19 @@ async fn closed(mut committed: watch::Receiver<u64>) {
 }
 
 async fn connect(shipment: &Shipment) -> anyhow::Result<Channel> {
-    Endpoint::from_shared(shipment.collector.clone())
-        .with_context(|| format!("collector {:?} is not a URL", shipment.collector))?
+    let mut endpoint = Endpoint::from_shared(shipment.collector.clone())
+        .with_context(|| format!("collector {:?} is not a URL", shipment.collector))?;
+    if let Some(certificates) = &shipment.certificates {
+        endpoint = endpoint.tls_config(certificates.load()?).with_context(|| {
+            format!(
+                "{}, {} or {} holds nothing usable",
+                certificates.ca.display(),
+                certificates.cert.display(),
+                certificates.key.display()
+            )
+        })?;
+    }
+    endpoint
         .connect_timeout(CONNECT_LIMIT)
         .http2_keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE)
@@ -147,14 +191,33 @@ fn explain(status: &Status) -> anyhow::Error {
         Code::Unimplemented => {
             anyhow!("what listens there is no vramscope collector; correct `collector`")
         }
+        Code::Unauthenticated | Code::PermissionDenied => anyhow!(
+            "the collector does not accept this agent: {}",
+            status.message()
+        ),
         Code::Unavailable | Code::Unknown | Code::Cancelled => {
-            anyhow!("the stream broke: {}", status.message())
+            anyhow!("the stream broke: {}", with_causes(status))
         }
         code => anyhow!(
             "the collector ended the stream: {code}: {}",
             status.message()
         ),
     }
+}
+
+/// A certificate that the collector refuses is only told in the last of the causes.
+fn with_causes(status: &Status) -> String {
+    let mut text = status.message().to_string();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 /// Files that were sent and not answered.

@@ -6,7 +6,7 @@
 //! - each row says the batch's agent_id, and an agent_id belongs to the host that used it first,
 //!   for ever ([`Bindings`]). So a certificate that was stolen on one host cannot speak for an
 //!   agent of another;
-//! - a certificate that is revoked ends the streams that it opened.
+//! - a certificate that is revoked ends a stream that it opened at the next batch.
 //!
 //! Without credentials nothing of this holds, and only loopback is listened on.
 
@@ -17,9 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{AsArray, RecordBatch};
 
 use super::{Access, Caller, Denied};
+use crate::metrics::METRICS;
 
 /// Who sends batches or answers requests on one stream.
 #[derive(Clone)]
@@ -69,12 +70,10 @@ pub enum Impostor {
 }
 
 impl Agent {
-    /// Whoever comes while no credentials are configured.
-    pub fn on_loopback() -> Agent {
-        Agent {
-            access: Access::none(),
-            certificate: None,
-        }
+    /// Who a call is from, as its guard has found out. Without a guard it is refused.
+    pub fn of<T>(call: &tonic::Request<T>) -> Result<Agent, tonic::Status> {
+        let agent = call.extensions().get::<Agent>().cloned();
+        agent.ok_or_else(|| tonic::Status::internal("nobody has looked at who calls"))
     }
 
     /// Lets an agent in by its certificate.
@@ -107,8 +106,22 @@ impl Agent {
     }
 
     /// Whether it may write as this agent of this host. The first time, this makes the agent_id
-    /// its own, durably: it blocks for the disk.
-    pub fn check(&self, agent: &str, host: &str) -> anyhow::Result<Result<(), Impostor>> {
+    /// its own, durably.
+    pub async fn check(&self, agent: &str, host: &str) -> anyhow::Result<Result<(), Impostor>> {
+        if self.certificate.is_none() {
+            return Ok(Ok(()));
+        }
+        let (this, agent, host) = (self.clone(), agent.to_string(), host.to_string());
+        // It may wait for the disk.
+        let task = tokio::task::spawn_blocking(move || this.check_now(&agent, &host));
+        let checked = task.await.context("failed to look the agent up")??;
+        if let Err(impostor) = &checked {
+            Agent::alarm(impostor);
+        }
+        Ok(checked)
+    }
+
+    fn check_now(&self, agent: &str, host: &str) -> anyhow::Result<Result<(), Impostor>> {
         let Some((_, named)) = &self.certificate else {
             return Ok(Ok(()));
         };
@@ -132,31 +145,49 @@ impl Agent {
         }))
     }
 
-    /// Whether the rows have to be looked at: see [`check_rows`].
-    pub fn is_named(&self) -> bool {
-        self.certificate.is_some()
+    /// What each row of a batch has to say; `None` where nobody has to show who they are.
+    pub fn claim(&self, agent: &str, host: &str) -> Option<Claim> {
+        self.certificate.as_ref().map(|_| Claim {
+            agent: agent.to_string(),
+            host: host.to_string(),
+        })
+    }
+
+    /// Writes an impostor down.
+    pub fn alarm(impostor: &Impostor) {
+        METRICS.access.impostors.inc();
+        tracing::error!("an agent writes as another: {impostor}");
     }
 }
 
-/// Whether each row says the batch's agent_id, and its host if the table has hosts.
-pub fn check_rows(rows: &RecordBatch, agent: &str, host: &str) -> Result<(), Impostor> {
-    for (column, claimed) in [("agent_id", agent), ("host", host)] {
-        let Some(values) = rows
-            .column_by_name(column)
-            .and_then(|values| values.as_string_opt::<i32>())
-        else {
-            continue;
-        };
-        let other = values.iter().find(|value| *value != Some(claimed));
-        if let Some(found) = other {
-            return Err(Impostor::Row {
-                column,
-                found: found.unwrap_or("NULL").chars().take(256).collect(),
-                claimed: claimed.to_string(),
-            });
+/// Whom a batch says that its rows are of.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    agent: String,
+    host: String,
+}
+
+impl Claim {
+    /// Whether each row says the batch's agent_id, and its host if the table has hosts.
+    pub fn check(&self, rows: &RecordBatch) -> Result<(), Impostor> {
+        for (column, claimed) in [("agent_id", &self.agent), ("host", &self.host)] {
+            let Some(values) = rows
+                .column_by_name(column)
+                .and_then(|values| values.as_string_opt::<i32>())
+            else {
+                continue;
+            };
+            let other = values.iter().find(|value| *value != Some(claimed));
+            if let Some(found) = other {
+                return Err(Impostor::Row {
+                    column,
+                    found: found.unwrap_or("NULL").chars().take(256).collect(),
+                    claimed: claimed.clone(),
+                });
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Which agent_id belongs to which host: a file of lines `AGENT_ID HOST`, only ever appended to.
@@ -288,7 +319,11 @@ mod tests {
             )
             .unwrap()
         };
-        let check = |rows| check_rows(&rows, "a", "h");
+        let claim = Claim {
+            agent: "a".into(),
+            host: "h".into(),
+        };
+        let check = |rows| claim.check(&rows);
         assert_eq!(
             check(rows(vec!["a", "a"], vec![Some("h"), Some("h")])),
             Ok(())

@@ -232,11 +232,10 @@ impl Credentials {
         self
     }
 
-    /// Who has that name.
-    pub fn caller(&self, name: &str) -> Option<Caller> {
-        let user = self.users.get(name).map(|(caller, _)| caller);
-        user.or_else(|| self.tokens.get(name).map(|(caller, _)| caller))
-            .cloned()
+    /// The user of that name, and a mark that another password changes.
+    pub fn user(&self, name: &str) -> Option<(Caller, Digest)> {
+        let (caller, verifier) = self.users.get(name)?;
+        Some((caller.clone(), Digest::of(verifier.to_string())))
     }
 
     /// Who shows this token.

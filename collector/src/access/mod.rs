@@ -14,9 +14,13 @@
 
 pub mod accept;
 pub mod agents;
+pub mod commands;
 pub mod credentials;
+pub mod fence;
+pub mod filter;
 pub mod guard;
 pub mod scram;
+pub mod setup;
 pub mod throttle;
 pub mod tls;
 
@@ -32,6 +36,7 @@ use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
+use crate::metrics::{DoorLabels, METRICS, ReloadLabels};
 use agents::Bindings;
 use credentials::{Credentials, Digest};
 use rustls::ServerConfig;
@@ -180,9 +185,8 @@ struct Shared {
     configured: Option<Configured>,
     throttle: Throttle,
     sessions: Mutex<HashMap<Digest, Session>>,
+    /// For the log's sake; the metric is by door.
     handshakes_failed: AtomicU64,
-    reloads: AtomicU64,
-    reloads_failed: AtomicU64,
 }
 
 struct Configured {
@@ -196,22 +200,9 @@ struct Configured {
 
 struct Session {
     name: Arc<str>,
+    /// Of the password it was opened with.
+    mark: Digest,
     began: Instant,
-}
-
-/// What happened at the doors since the start, for metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted {
-    /// Wrong passwords and tokens.
-    pub attempts_failed: u64,
-    /// Connections that were closed because no TLS came about.
-    pub handshakes_failed: u64,
-    /// Files that changed and are in force.
-    pub reloads: u64,
-    /// Files that changed and are broken; what was in force before still is.
-    pub reloads_failed: u64,
-    /// When the collector's certificate ends, seconds since 1970.
-    pub certificate_expires: Option<i64>,
 }
 
 impl Access {
@@ -225,6 +216,7 @@ impl Access {
     pub fn open(files: Files, data: &Path) -> anyhow::Result<Access> {
         let seen = (files.stamp_of_credentials(), files.stamp_of_tls());
         let tls = Configs::load(&files.tls)?;
+        METRICS.access.certificate_expires.set(tls.expires);
         if tls.expires < unix_now() {
             tracing::error!(cert = %files.tls.cert.display(), "the collector's certificate has expired: nobody will believe it");
         }
@@ -245,8 +237,6 @@ impl Access {
                 throttle: Throttle::default(),
                 sessions: Mutex::default(),
                 handshakes_failed: AtomicU64::new(0),
-                reloads: AtomicU64::new(0),
-                reloads_failed: AtomicU64::new(0),
             }),
         }
     }
@@ -289,6 +279,10 @@ impl Access {
 
     /// A connection of a TLS door that came to nothing.
     pub fn handshake_failed(&self, from: SocketAddr, protocol: Protocol, why: &str) {
+        let door = DoorLabels {
+            door: protocol.name(),
+        };
+        METRICS.access.handshakes_failed.get_or_create(&door).inc();
         let count = 1 + self
             .shared
             .handshakes_failed
@@ -298,58 +292,43 @@ impl Access {
         }
     }
 
-    /// What happened since the start.
-    pub fn counted(&self) -> Counted {
-        let shared = &self.shared;
-        let expires = shared.configured.as_ref().map(|configured| {
-            let tls = configured.tls.read();
-            tls.unwrap_or_else(PoisonError::into_inner).expires
-        });
-        Counted {
-            attempts_failed: shared.throttle.total(),
-            handshakes_failed: shared.handshakes_failed.load(Ordering::Relaxed),
-            reloads: shared.reloads.load(Ordering::Relaxed),
-            reloads_failed: shared.reloads_failed.load(Ordering::Relaxed),
-            certificate_expires: expires,
-        }
-    }
-
     /// Follows the files until the collector stops: every two seconds if they changed, and at
     /// once on SIGHUP. Connections that are open stay as they are.
     pub async fn follow(self, mut stopping: watch::Receiver<bool>) -> anyhow::Result<()> {
         let mut hang_up = signal(SignalKind::hangup()).context("failed to watch for SIGHUP")?;
         let Some(configured) = &self.shared.configured else {
             // A SIGHUP still must not end the process.
-            let _ = stopping.wait_for(|stopping| *stopping).await;
+            stopped(&mut stopping).await;
             return Ok(());
         };
         let files = &configured.files;
         let mut seen = configured.seen.clone();
         loop {
             let asked = tokio::select! {
-                _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+                () = stopped(&mut stopping) => return Ok(()),
                 _ = hang_up.recv() => true,
                 () = tokio::time::sleep(LOOK) => false,
             };
             let now = (files.stamp_of_credentials(), files.stamp_of_tls());
             if asked || now.0 != seen.0 {
-                self.reloaded(configured.reload_credentials());
+                Self::reloaded(configured.reload_credentials());
             }
             if asked || now.1 != seen.1 {
-                self.reloaded(configured.reload_tls());
+                Self::reloaded(configured.reload_tls());
             }
             seen = now;
         }
     }
 
-    fn reloaded(&self, result: anyhow::Result<&Path>) {
+    fn reloaded(result: anyhow::Result<&Path>) {
+        let outcome = if result.is_ok() { "ok" } else { "failed" };
+        let reloads = &METRICS.access.reloads;
+        reloads.get_or_create(&ReloadLabels { outcome }).inc();
         match result {
             Ok(path) => {
-                self.shared.reloads.fetch_add(1, Ordering::Relaxed);
                 tracing::info!(file = %path.display(), "read anew");
             }
             Err(error) => {
-                self.shared.reloads_failed.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("{error:#}; what was in force before still is");
             }
         }
@@ -370,8 +349,9 @@ impl Access {
             if session.began.elapsed() > SESSION {
                 return None;
             }
-            // They may have been removed, or have another role, since.
-            return credentials.caller(&session.name);
+            // They may have been removed, or have another role or password, since.
+            let (caller, mark) = credentials.user(&session.name)?;
+            return mark.is(&session.mark).then_some(caller);
         }
         credentials.token(bearer)
     }
@@ -393,8 +373,10 @@ impl Access {
     }
 
     /// A bearer token for somebody who was let in by a password, good for twelve hours and as long
-    /// as they are in the list. For protocols that trade one for the other (Flight's handshake).
-    pub fn open_session(&self, caller: &Caller) -> String {
+    /// as they are in the list with that password. For protocols that trade one for the other
+    /// (Flight's handshake). `None` for whoever has no password.
+    pub fn open_session(&self, caller: &Caller) -> Option<String> {
+        let (_, mark) = self.credentials()?.user(&caller.name)?;
         let token = format!("{SESSION_PREFIX}{}", credentials::random_text());
         let mut sessions = self.sessions();
         if sessions.len() >= MAX_SESSIONS {
@@ -408,10 +390,11 @@ impl Access {
         }
         let session = Session {
             name: Arc::clone(&caller.name),
+            mark,
             began: Instant::now(),
         };
         sessions.insert(Digest::of(&token), session);
-        token
+        Some(token)
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Session>> {
@@ -468,6 +451,12 @@ impl Access {
     }
 }
 
+/// Returns when the collector stops.
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop too.
+    let _ = stopping.wait_for(|stopping| *stopping).await;
+}
+
 impl Configured {
     fn reload_credentials(&self) -> anyhow::Result<&Path> {
         let path = &self.files.credentials;
@@ -480,9 +469,18 @@ impl Configured {
 
     fn reload_tls(&self) -> anyhow::Result<&Path> {
         let new = Configs::load(&self.files.tls)?;
+        METRICS.access.certificate_expires.set(new.expires);
         *self.tls.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(&self.files.tls.cert)
     }
+}
+
+/// A new password: 120 random bits, in letters that are hard to mistake.
+fn random_password() -> String {
+    // 32 of them: five bits each.
+    const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
+    let letter = |byte: u8| char::from(LETTERS[usize::from(byte % 32)]);
+    scram::random::<24>().into_iter().map(letter).collect()
 }
 
 fn unix_now() -> i64 {

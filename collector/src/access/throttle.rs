@@ -9,11 +9,11 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Denied;
+use crate::metrics::{DoorLabels, METRICS};
 
 /// Failures without consequences.
 pub const FREE: u32 = 5;
@@ -30,7 +30,6 @@ const LATE: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub struct Throttle {
     addresses: Mutex<HashMap<IpAddr, Failures>>,
-    total: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +66,11 @@ impl Throttle {
     /// A failed attempt. Gives how long its answer has to wait. `who` may be anything that was
     /// sent: it is cut for the log.
     pub fn failed(&self, from: IpAddr, door: &'static str, who: &str) -> Duration {
-        self.total.fetch_add(1, Ordering::Relaxed);
+        METRICS
+            .access
+            .denied
+            .get_or_create(&DoorLabels { door })
+            .inc();
         let now = Instant::now();
         let count = {
             let mut addresses = self.addresses();
@@ -103,11 +106,6 @@ impl Throttle {
     /// Somebody came in from there with a password.
     pub fn succeeded(&self, from: IpAddr) {
         self.addresses().remove(&whole(from));
-    }
-
-    /// Failed attempts since the start.
-    pub fn total(&self) -> u64 {
-        self.total.load(Ordering::Relaxed)
     }
 
     fn addresses(&self) -> std::sync::MutexGuard<'_, HashMap<IpAddr, Failures>> {
@@ -151,7 +149,6 @@ mod tests {
         assert!(throttle.admit("192.0.2.1".parse().unwrap()).is_ok());
         throttle.succeeded(here);
         assert_eq!(throttle.admit(here), Ok(()));
-        assert_eq!(throttle.total(), 10);
     }
 
     #[test]

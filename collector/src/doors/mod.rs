@@ -2,3 +2,5 @@
 //! [gate](crate::query::Gate) for everything else.
 
 pub mod flight;
+pub mod http;
+pub mod postgres;

@@ -17,6 +17,7 @@ use vramscope_wire::{SCHEMA_VERSION, Table};
 
 use super::placing::Placing;
 use super::wal;
+use crate::access::agents::{Claim, Impostor};
 
 /// Most rows of one batch.
 const MAX_ROWS: u64 = 16 << 20;
@@ -108,9 +109,34 @@ pub enum Reject {
     /// Rows of too many hours.
     #[error("the rows touch more than {MAX_HOURS} different hours")]
     ManyHours,
+    /// The agent writes as another one.
+    #[error(transparent)]
+    Impostor(#[from] Impostor),
     /// The decoder did not survive the file.
     #[error("the decoder failed on the file")]
     Panicked,
+}
+
+impl Reject {
+    /// In a word, for the metrics.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Reject::AgentId(_) => "agent_id",
+            Reject::Seq(_) => "batch_seq",
+            Reject::Host(_) => "host",
+            Reject::Conflict { .. } => "conflict",
+            Reject::Table(_) | Reject::Own(_) => "table",
+            Reject::Version(_) => "schema_version",
+            Reject::Large { .. } => "large",
+            Reject::Crc { .. } => "crc32",
+            Reject::Read(_) => "columns",
+            Reject::Rows { .. } | Reject::ManyRows(_) => "rows",
+            Reject::Bomb(_) => "bomb",
+            Reject::Time(_) | Reject::ManyHours => "time",
+            Reject::Impostor(_) => "impostor",
+            Reject::Panicked => "decoder",
+        }
+    }
 }
 
 /// Checks everything but the rows, and tells the table. Cheap.
@@ -163,19 +189,28 @@ pub fn rows(
     parquet: Bytes,
     crc32: u32,
     announced_rows: u64,
+    claim: Option<&Claim>,
     placing: &Placing,
 ) -> Result<Checked, Reject> {
     let found = crc32fast::hash(&parquet);
     if found != crc32 {
         return Err(Reject::Crc { found, sent: crc32 });
     }
-    rows_within(table, parquet, announced_rows, placing, MAX_DECODED_BYTES)
+    rows_within(
+        table,
+        parquet,
+        announced_rows,
+        claim,
+        placing,
+        MAX_DECODED_BYTES,
+    )
 }
 
 fn rows_within(
     table: Table,
     parquet: Bytes,
     announced_rows: u64,
+    claim: Option<&Claim>,
     placing: &Placing,
     max_decoded_bytes: u64,
 ) -> Result<Checked, Reject> {
@@ -193,6 +228,9 @@ fn rows_within(
         checked.decoded_bytes += piece.get_array_memory_size() as u64;
         if checked.decoded_bytes > max_decoded_bytes {
             return Err(Reject::Bomb(max_decoded_bytes));
+        }
+        if let Some(claim) = claim {
+            claim.check(&piece)?;
         }
         if table.partitioned_by_time() {
             times(&piece, placing, &mut checked, &mut hours)?;
@@ -322,9 +360,9 @@ mod tests {
         let file = stacks(vec![&text; 10_000]);
         assert!(file.len() < 100_000, "{}", file.len());
         let refused =
-            rows_within(Table::Stacks, file.clone(), 10_000, &ANY, 50_000_000).unwrap_err();
+            rows_within(Table::Stacks, file.clone(), 10_000, None, &ANY, 50_000_000).unwrap_err();
         assert!(matches!(refused, Reject::Bomb(50_000_000)), "{refused}");
-        let taken = rows_within(Table::Stacks, file, 10_000, &ANY, 1 << 30).unwrap();
+        let taken = rows_within(Table::Stacks, file, 10_000, None, &ANY, 1 << 30).unwrap();
         assert!(
             taken.rows == 10_000 && taken.decoded_bytes > 100_000_000,
             "{taken:?}"

@@ -23,6 +23,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::Stream;
@@ -33,7 +34,10 @@ use vramscope_wire::Table;
 use vramscope_wire::proto::ingest_server::Ingest;
 use vramscope_wire::proto::{Ack, Batch, Outcome};
 
+use crate::access::agents::{Agent, Claim};
+use crate::access::guard;
 use crate::lake::committer::direct::Direct;
+use crate::metrics::METRICS;
 use check::{Checked, Reject};
 use marks::{Marks, Verdict};
 use placing::{Clock, Placing};
@@ -159,10 +163,12 @@ impl Ingest for Service {
         &self,
         request: Request<Streaming<Batch>>,
     ) -> Result<Response<Self::PushStream>, Status> {
+        let sender = Agent::of(&request)?;
         let mut batches = request.into_inner();
         let (acks, answers) = mpsc::channel(16);
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
+            let _open = Open::new();
             let mut stopping = shared.stopping.clone();
             // Lowest batch answered RETRY, by agent; normally a stream has one agent.
             let mut put_off: HashMap<String, u64> = HashMap::new();
@@ -186,7 +192,11 @@ impl Ingest for Service {
                         return;
                     }
                 };
-                let ack = shared.answer(batch, &mut put_off).await;
+                if let Err(denied) = sender.still_welcome() {
+                    let _ = acks.send(Err(guard::status(&denied))).await;
+                    return;
+                }
+                let ack = shared.answer(&sender, batch, &mut put_off).await;
                 if acks.send(Ok(ack)).await.is_err() {
                     return;
                 }
@@ -210,16 +220,59 @@ enum Answer {
     Retry(String),
 }
 
+impl Answer {
+    /// Why a batch was not taken, in a word.
+    fn cause(&self) -> &'static str {
+        match self {
+            Answer::Stored | Answer::Duplicate => "",
+            Answer::Rejected(reason) => reason.cause(),
+            Answer::Retry(_) => "put_off",
+        }
+    }
+}
+
+fn name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Stored => "stored",
+        Outcome::Duplicate => "duplicate",
+        Outcome::Rejected => "rejected",
+        Outcome::Retry | Outcome::Unspecified => "retry",
+    }
+}
+
+/// An open stream, for the metrics.
+struct Open;
+
+impl Open {
+    fn new() -> Open {
+        METRICS.streams.inc();
+        Open
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        METRICS.streams.dec();
+    }
+}
+
 impl Shared {
-    async fn answer(&self, batch: Batch, put_off: &mut HashMap<String, u64>) -> Ack {
+    async fn answer(
+        &self,
+        sender: &Agent,
+        batch: Batch,
+        put_off: &mut HashMap<String, u64>,
+    ) -> Ack {
+        let began = Instant::now();
         let (agent, seq, table) = (batch.agent_id.clone(), batch.batch_seq, batch.table.clone());
         let answer = match put_off.get(&agent) {
             Some(&first) if seq > first => {
                 Answer::Retry(format!("batch {first} was put off and has to come first"))
             }
-            _ => self.handle(batch).await,
+            _ => self.handle(sender, batch).await,
         };
         let is_rejected = matches!(answer, Answer::Rejected(_));
+        let cause = answer.cause();
         let (outcome, message) = match answer {
             Answer::Stored => (Outcome::Stored, String::new()),
             Answer::Duplicate => (Outcome::Duplicate, String::new()),
@@ -230,6 +283,7 @@ impl Shared {
             Answer::Retry(reason) => (Outcome::Retry, reason),
         };
         self.counts.count(outcome);
+        METRICS.batch(name(outcome), cause, began.elapsed());
         if is_rejected {
             let total = self.counts.rejected.load(Ordering::Relaxed);
             tracing::error!(total, "rejected {message}");
@@ -251,11 +305,17 @@ impl Shared {
         }
     }
 
-    async fn handle(&self, batch: Batch) -> Answer {
+    async fn handle(&self, sender: &Agent, batch: Batch) -> Answer {
         let table = match check::envelope(&batch, self.max_batch_bytes) {
             Ok(table) => table,
             Err(reason) => return Answer::Rejected(reason),
         };
+        match sender.check(&batch.agent_id, &batch.host).await {
+            Ok(Ok(())) => {}
+            Ok(Err(impostor)) => return Answer::Rejected(impostor.into()),
+            Err(error) => return Answer::Retry(format!("{error:#}")),
+        }
+        let claim = sender.claim(&batch.agent_id, &batch.host);
         let seq = batch.batch_seq;
         let mark = self.marks.of(&batch.agent_id);
         // Held until the batch is durable: one batch of an agent at a time.
@@ -265,6 +325,7 @@ impl Shared {
             Ok(Verdict::Duplicate) => return Answer::Duplicate,
             Ok(Verdict::Conflict { stored_crc32 }) => {
                 self.counts.conflicting.fetch_add(1, Ordering::Relaxed);
+                METRICS.conflicts.inc();
                 return Answer::Rejected(Reject::Conflict {
                     stored: stored_crc32,
                     sent: batch.crc32,
@@ -277,11 +338,20 @@ impl Shared {
         let parquet = Bytes::from(batch.parquet);
         let placing = self.clock.now();
         let checked = match self
-            .check_rows(table, parquet.clone(), batch.crc32, batch.rows, placing)
+            .check_rows(
+                table,
+                parquet.clone(),
+                (batch.crc32, batch.rows),
+                claim,
+                placing,
+            )
             .await
         {
             Ok(checked) => checked,
             Err(reason) => {
+                if let Reject::Impostor(impostor) = &reason {
+                    Agent::alarm(impostor);
+                }
                 mark.reject(seq);
                 return Answer::Rejected(reason);
             }
@@ -310,6 +380,9 @@ impl Shared {
         match self.keeper.store(new, parquet).await {
             Ok(()) => {
                 mark.raise(seq, batch.crc32);
+                METRICS.stored(checked.rows, bytes);
+                METRICS.missing.inc_by(missing);
+                METRICS.misdated_rows.inc_by(checked.misdated);
                 let counts = &self.counts;
                 counts.missing.fetch_add(missing, Ordering::Relaxed);
                 counts.rows.fetch_add(checked.rows, Ordering::Relaxed);
@@ -327,14 +400,15 @@ impl Shared {
         &self,
         table: Table,
         parquet: Bytes,
-        crc32: u32,
-        rows: u64,
+        (crc32, rows): (u32, u64),
+        claim: Option<Claim>,
         placing: Placing,
     ) -> Result<Checked, Reject> {
         // The semaphore is never closed.
         let _permit = self.checks.acquire().await.ok();
-        let task =
-            tokio::task::spawn_blocking(move || check::rows(table, parquet, crc32, rows, &placing));
+        let task = tokio::task::spawn_blocking(move || {
+            check::rows(table, parquet, crc32, rows, claim.as_ref(), &placing)
+        });
         // A decoder that panics on a crafted file must not take the stream with it.
         task.await.unwrap_or(Err(Reject::Panicked))
     }

@@ -159,7 +159,7 @@ impl Health {
         Readiness {
             ready: reasons.is_empty(),
             reasons,
-            backlog_batches: backlog.files as u64,
+            backlog_batches: backlog.files,
             backlog_bytes: backlog.bytes,
             disk_free_bytes: disk.map(|disk| disk.free),
             last_commit_age_seconds: last_commit.map(|at| at.elapsed().as_secs_f64()),

@@ -7,6 +7,7 @@
 //! - labels have few values, none of which a client chooses;
 //! - there is one set for the process: it counts from anywhere, without being handed around.
 
+mod access;
 pub mod health;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use vramscope_wire::{SCHEMA_VERSION, Table};
+
+pub use access::{AccessMetrics, ReloadLabels};
 
 /// The process's metrics.
 pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -87,16 +90,16 @@ pub struct Metrics {
 
     /// Batches answered, by outcome and cause.
     pub batches: Family<BatchLabels, Counter>,
-    /// Rows of batches stored.
-    pub batch_rows: Counter,
-    /// Bytes of batches stored.
-    pub batch_bytes: Counter,
+    batch_rows: Counter,
+    batch_bytes: Counter,
     /// From the whole batch received to its acknowledgement.
     pub ack_seconds: Histogram,
     /// Agents' streams that are open.
     pub streams: Gauge,
-    /// Holes in an agent's batch numbers.
-    pub gaps: Counter,
+    /// Numbers that agents left out before a batch that was stored.
+    pub missing: Counter,
+    /// Rows whose time was not believed.
+    pub misdated_rows: Counter,
     /// Batches sent again with other content.
     pub conflicts: Counter,
     /// Batches that one fsync of the log made durable.
@@ -133,6 +136,9 @@ pub struct Metrics {
     pub connections: Family<DoorLabels, Gauge>,
     /// Connections turned away because there were too many, by door.
     pub connections_refused: Family<DoorLabels, Counter>,
+
+    /// Whom the doors turned away.
+    pub access: AccessMetrics,
 
     backlog_batches: Gauge,
     backlog_bytes: Gauge,
@@ -181,7 +187,8 @@ impl Metrics {
             batch_bytes: Counter::default(),
             ack_seconds: seconds(),
             streams: Gauge::default(),
-            gaps: Counter::default(),
+            missing: Counter::default(),
+            misdated_rows: Counter::default(),
             conflicts: Counter::default(),
             group_batches: counts(),
             group_seconds: seconds(),
@@ -202,6 +209,7 @@ impl Metrics {
             http_requests: Family::default(),
             connections: Family::default(),
             connections_refused: Family::default(),
+            access: AccessMetrics::default(),
             backlog_batches: Gauge::default(),
             backlog_bytes: Gauge::default(),
             disk_free: Gauge::default(),
@@ -210,14 +218,43 @@ impl Metrics {
             ready: Gauge::default(),
             resident: Gauge::default(),
         };
+        metrics.begin_at_zero();
         metrics.register_ingest(&mut registry);
         metrics.register_lake(&mut registry);
         metrics.register_queries(&mut registry);
+        metrics.access.register(&mut registry);
         metrics.register_process(&mut registry);
         Metrics {
             registry,
             ..metrics
         }
+    }
+
+    /// Makes what has labels, so that a first event is an increase and not a new series.
+    fn begin_at_zero(&self) {
+        for outcome in ["stored", "duplicate", "rejected", "retry"] {
+            let cause = "";
+            let labels = BatchLabels { outcome, cause };
+            drop(self.batches.get_or_create(&labels));
+        }
+        for table in Table::ALL {
+            for outcome in ["ok", "failed"] {
+                let table = table.name();
+                let labels = CommitLabels { table, outcome };
+                drop(self.commits.get_or_create(&labels));
+            }
+        }
+        for door in ["flight", "http", "postgres"] {
+            for outcome in ["ok", "error", "cancelled", "refused"] {
+                let labels = QueryLabels { door, outcome };
+                drop(self.queries.get_or_create(&labels));
+                drop(self.query_seconds.get_or_create(&labels));
+            }
+        }
+        // The others' connections are not counted.
+        let labels = DoorLabels { door: "http" };
+        drop(self.connections.get_or_create(&labels));
+        drop(self.connections_refused.get_or_create(&labels));
     }
 
     fn register_ingest(&self, registry: &mut Registry) {
@@ -249,9 +286,14 @@ impl Metrics {
             self.streams.clone(),
         );
         registry.register(
-            "ingest_gaps",
-            "Holes found in an agent's batch numbers",
-            self.gaps.clone(),
+            "ingest_missing_batches",
+            "Numbers that agents left out before batches that were stored",
+            self.missing.clone(),
+        );
+        registry.register(
+            "ingest_misdated_rows",
+            "Rows stored whose time is too far from the collector's clock",
+            self.misdated_rows.clone(),
         );
         registry.register(
             "ingest_conflicts",
@@ -415,6 +457,12 @@ impl Metrics {
         let labels = BatchLabels { outcome, cause };
         self.batches.get_or_create(&labels).inc();
         self.ack_seconds.observe(waited.as_secs_f64());
+    }
+
+    /// A batch was stored.
+    pub fn stored(&self, rows: u64, bytes: u64) {
+        self.batch_rows.inc_by(rows);
+        self.batch_bytes.inc_by(bytes);
     }
 
     /// A table has new rows.

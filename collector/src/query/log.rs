@@ -23,6 +23,7 @@ use vramscope_wire::Table;
 use super::failure::Class;
 use super::memory::QueryMemory;
 use super::{Gate, Question};
+use crate::access::fence::Fence;
 use crate::lake::{Lake, append};
 use crate::metrics::{METRICS, QueryLabels};
 
@@ -186,7 +187,10 @@ fn bytes_scanned(plan: &Arc<dyn ExecutionPlan>) -> u64 {
         .metrics()
         .and_then(|metrics| metrics.sum_by_name("bytes_scanned"))
         .map_or(0, |sum| sum.as_usize() as u64);
-    own + plan.children().into_iter().map(bytes_scanned).sum::<u64>()
+    // What lies behind a fence is hidden from the caller, and counted all the same.
+    let hidden = plan.downcast_ref::<Fence>().map(Fence::hidden);
+    let below = plan.children().into_iter().chain(hidden);
+    own + below.map(bytes_scanned).sum::<u64>()
 }
 
 fn hash(sql: &str) -> String {

@@ -9,6 +9,7 @@
 //! - a query can be cancelled by whoever asked, by an administrator, and by going away;
 //! - each question makes one row of `query_log`, however it ends ([`log`]).
 
+pub mod bind;
 pub mod failure;
 pub mod line;
 pub mod log;
@@ -36,6 +37,7 @@ use vramscope_queries::quality::Loss;
 use vramscope_queries::session::{self, Limits};
 
 use crate::access::Caller;
+use crate::access::filter::Filters;
 use log::QueryLog;
 use loss::Losses;
 use memory::{AllMemory, QueryMemory};
@@ -207,6 +209,7 @@ struct Shared {
     queries: Queries,
     log: QueryLog,
     losses: Losses,
+    filters: Filters,
 }
 
 impl Gate {
@@ -220,6 +223,7 @@ impl Gate {
             queries: Queries::default(),
             log,
             losses: Losses::default(),
+            filters: Filters::default(),
         }))
     }
 
@@ -330,10 +334,11 @@ impl Gate {
     /// A session over the folder's tables as they are now, with a query's own memory.
     async fn session_with(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         memory: &Arc<QueryMemory>,
     ) -> Result<SessionContext, Error> {
-        let shared = self.0.folder.session().await?;
+        let all = self.0.folder.session().await?;
+        let shared = self.0.filters.apply(all, caller).await?;
         let runtime = RuntimeEnvBuilder::from_runtime_env(&shared.runtime_env())
             .with_memory_pool(Arc::clone(memory) as _)
             .build_arc()?;

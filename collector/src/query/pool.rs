@@ -163,6 +163,7 @@ impl Lane {
         let place = wait.clone().bound(self.queries.enter(&wait.who)).await??;
         let (send_schema, schema) = oneshot::channel();
         let (send_batch, batches) = mpsc::channel(2);
+        let deadline = wait.deadline;
         let task = self.handle.spawn(async move {
             let _place = place;
             let mut rows = match work.await {
@@ -174,7 +175,9 @@ impl Lane {
             };
             let _ = send_schema.send(Ok(rows.schema()));
             while let Some(batch) = rows.next().await {
-                if send_batch.send(batch.map_err(Error::from)).await.is_err() {
+                // A client that takes nothing holds no place beyond the time limit.
+                let sent = send_batch.send(batch.map_err(Error::from));
+                if !matches!(tokio::time::timeout_at(deadline, sent).await, Ok(Ok(()))) {
                     return;
                 }
             }

@@ -21,10 +21,14 @@ use vramscope_wire::proto::recorder_server::Recorder;
 use vramscope_wire::proto::{SpanAnswer, SpanKind, SpanOutcome, SpanReport, SpanRequest};
 
 use super::{KEPT, Overwritten, Request, Stage, ids, load, now_ns, path, save};
+use crate::access::agents::Agent;
+use crate::access::guard;
 use crate::ingest::wal;
 
 /// How often new requests are looked for.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often an agent's certificate is looked at again.
+const CHECKED: Duration = Duration::from_secs(5);
 /// Longest host name and message that are kept, in characters.
 const MAX_TEXT: usize = 1024;
 /// Stretches of overwritten rows in one answer that are kept.
@@ -218,6 +222,7 @@ type Requests = mpsc::Sender<Result<SpanRequest, Status>>;
 
 async fn serve(
     shared: &Arc<Shared>,
+    agent: &Agent,
     reports: &mut Streaming<SpanReport>,
     requests: &Requests,
 ) -> Result<(), Status> {
@@ -234,10 +239,17 @@ async fn serve(
             "the first report does not name an agent",
         ));
     }
+    let checked = agent.check(&agent_id, &host).await;
+    checked
+        .map_err(|error| Status::unavailable(format!("{error:#}")))?
+        .map_err(|impostor| Status::permission_denied(impostor.to_string()))?;
     let mut changes = shared.changes.subscribe();
     let mut sent = HashSet::new();
     loop {
         changes.mark_unchanged();
+        agent
+            .still_welcome()
+            .map_err(|denied| guard::status(&denied))?;
         for request in shared.waiting(&agent_id, &host, &sent) {
             // Written first: a second agent of the host must not get it as well.
             let id = request.id.clone();
@@ -260,6 +272,8 @@ async fn serve(
                 return Err(Status::unavailable("the collector is shutting down"));
             }
             _ = changes.changed() => {}
+            // A certificate that was revoked meanwhile ends the call, also if nothing is said.
+            () = tokio::time::sleep(CHECKED) => {}
             report = reports.message() => {
                 let Some(report) = report? else { return Ok(()) };
                 let Some(answer) = report.answer else {
@@ -295,11 +309,12 @@ impl Recorder for Desk {
         &self,
         call: tonic::Request<Streaming<SpanReport>>,
     ) -> Result<Response<Self::SpansStream>, Status> {
+        let agent = Agent::of(&call)?;
         let mut reports = call.into_inner();
         let (requests, stream) = mpsc::channel(16);
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
-            if let Err(status) = serve(&shared, &mut reports, &requests).await {
+            if let Err(status) = serve(&shared, &agent, &mut reports, &requests).await {
                 tracing::debug!(%status, "a call for recorded spans ended");
                 let _ = requests.send(Err(status)).await;
             }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,12 +30,16 @@ pub fn binary() -> Command {
     for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("VRAMSCOPE_COLLECTOR_")) {
         command.env_remove(key);
     }
+    // Doors that a test wants it opens by a flag: their default ports are one for all.
+    command.env("VRAMSCOPE_COLLECTOR_HTTP_LISTEN", "off");
+    command.env("VRAMSCOPE_COLLECTOR_POSTGRES_LISTEN", "off");
     command
 }
 
 /// A running collector. Killed when dropped.
 pub struct Collector {
     child: Child,
+    out: BufReader<ChildStdout>,
     pub address: String,
 }
 
@@ -53,18 +57,30 @@ impl Collector {
             .stderr(stderr)
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line
-            .trim()
-            .strip_prefix("listening on ")
-            .unwrap_or_else(|| panic!("{line:?}"));
-        Collector {
-            address: format!("http://{address}"),
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let mut collector = Collector {
+            address: String::new(),
+            out,
             child,
+        };
+        collector.address = format!("http://{}", collector.announced("listening on "));
+        collector
+    }
+
+    /// What the next line of standard output that begins so says.
+    pub fn announced(&mut self, prefix: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "no {prefix:?}");
+            if let Some(rest) = line.trim().strip_prefix(prefix) {
+                return rest.to_string();
+            }
         }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL: nothing can be cleaned up.

@@ -8,6 +8,7 @@ mod door;
 mod frames;
 mod import;
 mod leaks;
+mod login;
 mod map;
 mod output;
 mod profile;
@@ -31,7 +32,9 @@ use vramscope_queries::session::{Limits, Options};
 use vramscope_queries::{Error, near, reference, statements};
 
 use crate::door::Door;
+use crate::login::Login;
 use crate::output::{Format, Sink};
+use crate::target::Source;
 
 /// Rows of a table on the screen, if nothing else is said. Widths are known only once all rows
 /// are there, so all of them are held in memory.
@@ -65,7 +68,17 @@ Examples:
   vramscope sql --data /var/lib/vramscope -c 'SELECT * FROM process_totals' --format csv > totals.csv
   vramscope sql --data ./trace -c 'SELECT * FROM alloc_events' --format parquet --output events.parquet
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM answer_quality' --format json
+  vramscope sql --url http://127.0.0.1:7718 -c 'SELECT * FROM tetrahedron'
+  vramscope sql --url https://collector:7718 --ca-file ca.pem --token-file ~/.vramscope-token
+  vramscope sql --url postgresql://ann@collector:7719 --ca-file ca.pem    password in PGPASSWORD
   echo 'SELECT count(*) FROM alloc_events' | vramscope sql --data ./trace
+
+A collector is asked by --collector (Flight SQL) or by --url, whose scheme says the protocol:
+  http, https        its HTTP API, port 7718
+  grpc, grpcs        Flight SQL, port 7717
+  postgresql         PostgreSQL, port 7719; TLS unless it is on this machine
+A token is read from --token-file, --token or VRAMSCOPE_TOKEN; a password from --password-file or
+PGPASSWORD. Neither is sent unencrypted to another machine.
 
 Only queries are answered: SELECT, WITH, SHOW, DESCRIBE, EXPLAIN.
 Several statements, separated by ';', are answered one after the other.
@@ -111,6 +124,8 @@ enum Command {
 struct SqlArguments {
     #[command(flatten)]
     source: Source,
+    #[command(flatten)]
+    login: Login,
     /// SQL to answer; several statements are separated by ';'
     #[arg(
         short = 'c',
@@ -144,17 +159,6 @@ struct SqlArguments {
     /// Go on without the damaged files of a trace, and name them
     #[arg(long)]
     skip_damaged: bool,
-}
-
-#[derive(Args)]
-#[group(required = true, multiple = false)]
-struct Source {
-    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
-    #[arg(long, value_name = "DIR")]
-    data: Option<PathBuf>,
-    /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717
-    #[arg(long, value_name = "URL")]
-    collector: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -319,18 +323,14 @@ fn row_limit(arguments: &SqlArguments) -> Option<usize> {
 }
 
 async fn open(arguments: &SqlArguments) -> Result<Door, Error> {
-    match (&arguments.source.data, &arguments.source.collector) {
-        (Some(dir), _) => {
-            let options = Options {
-                memory_bytes: arguments.memory,
-                temp_dir: arguments.temp_dir.clone(),
-                skip_damaged: arguments.skip_damaged,
-            };
-            Door::folder(dir, options).await
-        }
-        // The argument group makes sure that one of the two is there.
-        (None, collector) => Door::collector(collector.as_deref().unwrap_or_default()).await,
-    }
+    let options = Options {
+        memory_bytes: arguments.memory,
+        temp_dir: arguments.temp_dir.clone(),
+        skip_damaged: arguments.skip_damaged,
+        ..Options::default()
+    };
+    let target = arguments.source.target();
+    target.open(options, &arguments.login).await
 }
 
 async fn batch(door: &mut Door, text: &str, limits: Limits, arguments: &SqlArguments) -> u8 {

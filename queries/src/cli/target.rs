@@ -8,6 +8,7 @@ use vramscope_queries::Error;
 use vramscope_queries::session::{Limits, Options};
 
 use crate::door::Door;
+use crate::login::{Address, Login};
 use crate::rows::{Row, quoted};
 
 /// Answered.
@@ -24,6 +25,8 @@ pub const NOTHING: u8 = 3;
 pub struct Place {
     #[command(flatten)]
     source: Source,
+    #[command(flatten)]
+    login: Login,
     /// Stop a query after this many seconds; 0 is never
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     timeout: u64,
@@ -34,23 +37,36 @@ pub struct Place {
 
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-struct Source {
+pub struct Source {
     /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717
     #[arg(long, value_name = "URL")]
     collector: Option<String>,
+    /// Collector to ask by the protocol of the URL: http(s), grpc(s) or postgresql
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+}
+
+impl Source {
+    pub fn target(&self) -> Target {
+        // The argument group makes sure that one of the three is there.
+        match (&self.data, &self.collector, &self.url) {
+            (Some(dir), _, _) => Target::Data(dir.clone()),
+            (None, Some(url), _) => Target::Collector(url.clone()),
+            (None, None, url) => Target::Url(url.clone().unwrap_or_default()),
+        }
+    }
 }
 
 impl Place {
     pub async fn open(&self) -> Result<Door, Error> {
-        // The argument group makes sure that one of the two is there.
-        let target = match (&self.source.data, &self.source.collector) {
-            (Some(dir), _) => Target::Data(dir.clone()),
-            (None, collector) => Target::Collector(collector.clone().unwrap_or_default()),
+        let options = Options {
+            skip_damaged: self.skip_damaged,
+            ..Options::default()
         };
-        target.open(self.skip_damaged).await
+        self.source.target().open(options, &self.login).await
     }
 
     pub fn limits(&self) -> Limits {
@@ -71,21 +87,19 @@ pub fn limits(timeout_seconds: u64) -> Limits {
 pub enum Target {
     /// A data folder.
     Data(PathBuf),
-    /// A collector's URL.
+    /// A collector's URL, for Flight SQL.
     Collector(String),
+    /// A collector's URL, for the protocol that it says.
+    Url(String),
 }
 
 impl Target {
-    pub async fn open(&self, skip_damaged: bool) -> Result<Door, Error> {
+    /// `options` are for a data folder, `login` is for a collector.
+    pub async fn open(&self, options: Options, login: &Login) -> Result<Door, Error> {
         match self {
-            Target::Data(dir) => {
-                let options = Options {
-                    skip_damaged,
-                    ..Options::default()
-                };
-                Door::folder(dir, options).await
-            }
-            Target::Collector(url) => Door::collector(url).await,
+            Target::Data(dir) => Door::folder(dir, options).await,
+            Target::Collector(url) => Door::collector(&Address::of_collector(url)?, login).await,
+            Target::Url(url) => Door::collector(&Address::of_url(url)?, login).await,
         }
     }
 }

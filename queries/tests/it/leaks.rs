@@ -1,7 +1,7 @@
 //! The leak views beyond what the scripts of `sql/` ask: where other tables have more to say.
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
+use arrow::datatypes::{Float64Type, Int64Type, TimestampMicrosecondType};
 use futures::TryStreamExt;
 use serde_json::json;
 use vramscope_queries::folder::Folder;
@@ -163,4 +163,99 @@ async fn a_worker_is_judged_by_its_pods_traffic() {
         .as_primitive::<TimestampMicrosecondType>()
         .value(0);
     assert_eq!(micros / 1_000_000, 20_784 * 86_400 + 52_200);
+}
+
+/// Stack 64 holds 900,000,000 bytes in the first half of the last slot, and 100,000,000 in the second: in
+/// the mean of the last block's three slots it has grown by 166,666,667, of which 100,000,000 are left.
+/// Stack 61 has grown by 347,333,333, and no other has.
+#[tokio::test]
+async fn growth_that_is_gone_at_the_end_has_no_share() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = folder(dir.path(), |table, rows| {
+        if table == Table::StackWindows {
+            rows.extend(leaks::late_burst(64, 900_000_000, 100_000_000));
+        }
+    })
+    .await;
+    let found = ask(
+        &folder,
+        "SELECT growth_bytes, growth_share FROM leak_by_stack WHERE stack_id = 61",
+    )
+    .await;
+    let growth = found.column(0).as_primitive::<Int64Type>().value(0);
+    let share = found.column(1).as_primitive::<Float64Type>().value(0);
+    assert_eq!(growth, 347_333_333);
+    assert!(
+        (share - 347_333_333.0 / 447_333_333.0).abs() < 1e-6,
+        "{share}"
+    );
+    let verdicts = "SELECT growth_bytes, live_bytes FROM leak_verdicts() WHERE stack_id = 64";
+    let other = ask(&folder, verdicts).await;
+    let number = |column: usize| other.column(column).as_primitive::<Int64Type>().value(0);
+    assert_eq!((number(0), number(1)), (166_666_667, 100_000_000));
+}
+
+/// Stacks 61 and 64 leak side by side in one function, as where one place's stack is cut short in some
+/// calls.
+#[tokio::test]
+async fn rows_of_one_function_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = folder(dir.path(), |table, rows| {
+        let found: Vec<_> = rows
+            .iter()
+            .filter(|row| row["stack_id"] == 61)
+            .cloned()
+            .collect();
+        if matches!(table, Table::StackWindows | Table::Stacks) {
+            rows.extend(
+                found
+                    .into_iter()
+                    .map(|row| seed::merge(row, json!({"stack_id": 64}))),
+            );
+        }
+    })
+    .await;
+    let found = ask(
+        &folder,
+        "SELECT count(*), min(same_function_rows), max(same_function_rows) FROM leak_by_stack WHERE stack_id IN (61, 64)",
+    )
+    .await;
+    let number = |column: usize| found.column(column).as_primitive::<Int64Type>().value(0);
+    assert_eq!((number(0), number(1), number(2)), (2, 1, 1));
+}
+
+/// What was held at a moment, by comparing it with every window: plain, and slow over months.
+const BY_EVERY_WINDOW: &str = "
+    WITH pairs AS (
+        SELECT q.process_id, q.ts, w.device, w.memory_kind, w.layer, w.gpu_uuid, w.live_bytes, w.lossy,
+            row_number() OVER (
+                PARTITION BY q.process_id, q.ts, w.device, w.memory_kind, w.layer ORDER BY w.ts_ns DESC
+            ) AS place
+        FROM (SELECT DISTINCT process_id, ts FROM quiesce_points) AS q
+        JOIN device_windows AS w ON w.process_id = q.process_id AND w.window_end <= q.ts
+    )
+    SELECT process_id, ts, device, memory_kind, layer, gpu_uuid, live_bytes, lossy FROM pairs
+    WHERE place = 1 ORDER BY 1, 2, 3, 4, 5";
+
+/// Windows of two kinds and of an unknown card that come at odd times, and end at a moment itself.
+#[tokio::test]
+async fn moments_have_the_newest_window_before_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = folder(dir.path(), |table, rows| {
+        if table == Table::DeviceWindows {
+            rows.extend(leaks::scattered_windows());
+        }
+    })
+    .await;
+    let columns = "process_id, ts, device, memory_kind, layer, gpu_uuid, live_bytes, lossy";
+    let view = format!("SELECT {columns} FROM quiesce_points ORDER BY 1, 2, 3, 4, 5");
+    let found = ask(&folder, &view).await;
+    let plain = ask(&folder, BY_EVERY_WINDOW).await;
+    assert!(found.num_rows() > 20, "{} rows", found.num_rows());
+    let text = |rows: RecordBatch| {
+        arrow::util::pretty::pretty_format_batches(&[rows])
+            .unwrap()
+            .to_string()
+    };
+    assert_eq!(text(found), text(plain));
 }

@@ -79,6 +79,7 @@ async fn a_large_sort_spills_to_the_chosen_folder() {
         memory_bytes: 16 << 20,
         temp_dir: Some(dir.path().to_path_buf()),
         skip_damaged: false,
+        ..Options::default()
     };
     let session = session::session(&options).unwrap();
     let rows = session::query(&session, SORT, Limits::default())

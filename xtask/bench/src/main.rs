@@ -7,6 +7,7 @@ mod lake;
 mod leaks;
 mod library;
 mod parquet_bytes;
+mod questions;
 mod rounds;
 mod simulate;
 mod snapshot;
@@ -50,7 +51,13 @@ enum Part {
     /// Write many events and the roll-up of them as tables.
     LeakEvents(leaks::events::Events),
     /// Write a day of a fleet as a lake, for questions to be asked of.
-    QueryLake(lake::Lake),
+    QueryLake(questions::Lake),
+    /// Kill a collector in every way, and compare its tables with what it acknowledged.
+    Crash(lake::crash::Crash),
+    /// Send prepared batches to a collector from many agents.
+    Ingest(lake::ingest::Ingest),
+    /// Behave as thousands of agents with little to say.
+    Fleet(lake::fleet::Fleet),
     /// Weigh the columns of Parquet files.
     Weigh {
         /// Files, or folders of them.
@@ -71,7 +78,10 @@ fn main() -> ExitCode {
         Part::Simulate(options) => simulate::run(&options),
         Part::LeakHosts(options) => leaks::hosts(&options),
         Part::LeakEvents(options) => leaks::events::events(&options),
-        Part::QueryLake(options) => lake::write(&options),
+        Part::QueryLake(options) => questions::write(&options),
+        Part::Crash(options) => lake::crash::run(&options),
+        Part::Ingest(options) => lake::ingest::run(&options),
+        Part::Fleet(options) => lake::fleet::run(&options),
         Part::Weigh { paths } => parquet_bytes::weigh(&paths),
     };
     match outcome {

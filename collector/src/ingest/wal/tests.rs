@@ -17,7 +17,7 @@ fn batch(agent: &str, seq: u64, table: Table, payload: &[u8]) -> NewBatch {
     NewBatch {
         agent: agent.into(),
         seq,
-        host: (seq % 2 == 0).then(|| "höst".into()),
+        host: seq.is_multiple_of(2).then(|| "höst".into()),
         table,
         crc32: crc32fast::hash(payload),
         rows: seq * 3,

@@ -16,6 +16,7 @@ use super::record::Head;
 use super::segment::{self, HEADER};
 use super::{Entry, NewBatch, Shared, StoreError};
 use crate::folder;
+use crate::metrics::METRICS;
 
 /// How long a group waits for more batches. What comes while the disk syncs makes the next group
 /// anyway, so this only matters on a fast disk.
@@ -118,8 +119,11 @@ impl Writer {
     }
 
     fn store(&mut self, group: Vec<Job>) {
+        let began = Instant::now();
         match self.append(&group) {
             Ok(entries) => {
+                METRICS.group_batches.observe(group.len() as f64);
+                METRICS.group_seconds.observe(began.elapsed().as_secs_f64());
                 self.shared.lock().stored(entries);
                 for job in group {
                     // Whoever asked may be gone; the batch is stored all the same.

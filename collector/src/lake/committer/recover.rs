@@ -149,7 +149,7 @@ fn read(
     let arrived = chrono::DateTime::<chrono::Utc>::from(arrived).timestamp_micros();
     let placing = clock.at(arrived);
     let rows = check::announced_rows(&bytes);
-    let checked = match check::rows(old.table, bytes.clone(), old.crc32, rows, &placing) {
+    let checked = match check::rows(old.table, bytes.clone(), old.crc32, rows, None, &placing) {
         Ok(checked) => checked,
         Err(reason) => {
             let aside = old.set_aside(root, &bytes)?;

@@ -9,11 +9,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use vramscope_queries::session::Limits;
+use vramscope_queries::session::{Limits, Options};
 
 use crate::door::Door;
 use crate::frames::{self, Stack, Stacks};
 use crate::leaks::signed;
+use crate::login::Login;
 use crate::map::write_whole;
 use crate::profile::flame::{self, Node, Picture};
 use crate::profile::owner::By;
@@ -29,12 +30,12 @@ use side::Side;
 pub const HELP: &str = "\
 A and B are each one of:
   DIR            a data folder: ./monday
-  URL            a collector: http://127.0.0.1:7717
+  URL            a collector: http://127.0.0.1:7717 (Flight SQL), postgresql://127.0.0.1:7719
   FROM..TO       a time: 2026-11-29T10:00:00Z..2026-11-29T12:00:00Z, 6h..3h (before the end), 3h..
-  KEY=VALUE,...  data, collector, since, until, host, pid, process, device, namespace, pod, exe,
+  KEY=VALUE,...  data, collector, url, since, until, host, pid, process, device, namespace, pod, exe,
                  command (text in the command line), build (start of a build id), framework (its version);
                  * in a name stands for any characters
-What holds for both is said once, by --data or --collector, --host, --pod and so on.
+What holds for both is said once, by --data, --collector or --url, --host, --pod and so on.
 
 Examples:
   vramscope diff ./monday ./tuesday                                  two recordings
@@ -60,11 +61,16 @@ pub struct Arguments {
     #[arg(value_name = "B", value_parser = Side::parse)]
     b: Side,
     /// Data folder of both sides
-    #[arg(long, value_name = "DIR", conflicts_with = "collector")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["collector", "url"])]
     data: Option<PathBuf>,
-    /// Collector of both sides, for example http://127.0.0.1:7717
-    #[arg(long, value_name = "URL")]
+    /// Collector of both sides by Flight SQL, for example http://127.0.0.1:7717
+    #[arg(long, value_name = "URL", conflicts_with = "url")]
     collector: Option<String>,
+    /// Collector of both sides by the protocol of the URL: http(s), grpc(s) or postgresql
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    #[command(flatten)]
+    login: Login,
     #[command(flatten)]
     scope: Scope,
     #[command(flatten)]
@@ -104,24 +110,30 @@ pub async fn run(arguments: &Arguments) -> u8 {
 }
 
 async fn answer(arguments: &Arguments) -> anyhow::Result<u8> {
-    let common = match (&arguments.data, &arguments.collector) {
-        (Some(dir), _) => Some(Target::Data(dir.clone())),
-        (None, Some(url)) => Some(Target::Collector(url.clone())),
-        (None, None) => None,
+    let common = match (&arguments.data, &arguments.collector, &arguments.url) {
+        (Some(dir), _, _) => Some(Target::Data(dir.clone())),
+        (None, Some(url), _) => Some(Target::Collector(url.clone())),
+        (None, None, Some(url)) => Some(Target::Url(url.clone())),
+        (None, None, None) => None,
     };
+    let options = Options {
+        skip_damaged: arguments.skip_damaged,
+        ..Options::default()
+    };
+    let login = &arguments.login;
     let sides = [&arguments.a, &arguments.b].map(|side| side.or(common.as_ref(), &arguments.scope));
     let [Some(target_a), Some(target_b)] = sides.each_ref().map(|side| side.target.clone()) else {
         eprintln!(
-            "error: where the data is was not said: give --data DIR or --collector URL, or a folder as A and B"
+            "error: where the data is was not said: give --data DIR, --collector URL or --url URL, or a folder as A and B"
         );
         return Ok(USAGE);
     };
     let limits = limits(arguments.timeout);
-    let mut door = target_a.open(arguments.skip_damaged).await?;
+    let mut door = target_a.open(options.clone(), login).await?;
     let a = Half::ask(&mut door, limits, &sides[0], &arguments.choice).await?;
     if target_b != target_a {
         note_losses(&mut door, limits).await;
-        door = target_b.open(arguments.skip_damaged).await?;
+        door = target_b.open(options, login).await?;
     }
     let b = Half::ask(&mut door, limits, &sides[1], &arguments.choice).await?;
     note_losses(&mut door, limits).await;

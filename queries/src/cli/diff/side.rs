@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::scope::{Scope, When};
 use crate::target::Target;
 
-const KEYS: &str = "data, collector, since, until, host, pid, process, device, namespace, pod, exe, command, build, framework";
+const KEYS: &str = "data, collector, url, since, until, host, pid, process, device, namespace, pod, exe, command, build, framework";
 
 /// One side of a comparison, as it was said.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,6 +38,8 @@ impl Side {
             side.target = Some(Target::Data(PathBuf::from(text)));
         } else if text.starts_with("http://") || text.starts_with("https://") {
             side.target = Some(Target::Collector(text.to_string()));
+        } else if text.contains("://") {
+            side.target = Some(Target::Url(text.to_string()));
         } else if text.contains('=') {
             for entry in text.split(',') {
                 side.set(entry)?;
@@ -68,6 +70,7 @@ impl Side {
         match key.trim() {
             "data" => self.target = Some(Target::Data(PathBuf::from(value))),
             "collector" => self.target = Some(Target::Collector(value.to_string())),
+            "url" => self.target = Some(Target::Url(value.to_string())),
             "since" => scope.since = time(value)?,
             "until" => scope.until = time(value)?,
             "host" => scope.host = text(),

@@ -47,6 +47,7 @@ pub struct Leak {
     settled_by: Option<String>,
     statistics: Option<String>,
     overlaps: Option<String>,
+    same_function_rows: Option<i64>,
     requests: Option<f64>,
     recorded_until: Option<String>,
     lossy: Option<bool>,
@@ -135,6 +136,7 @@ impl Leak {
             settled_by: row.text("settled_by")?,
             statistics: row.text("statistics")?,
             overlaps: row.text("overlaps")?,
+            same_function_rows: row.number("same_function_rows")?,
             requests: row.ratio("requests")?,
             recorded_until: row.text("recorded_until")?,
             lossy: row.flag("lossy")?,
@@ -222,6 +224,12 @@ impl Leak {
             lines.push(statistics.clone());
         }
         lines.extend(self.overlaps.clone());
+        if let Some(more @ 1..) = self.same_function_rows {
+            let rows = if more == 1 { "row has" } else { "rows have" };
+            lines.push(format!(
+                "{more} more {rows} the same function: may be one place, its stack whole in some calls and cut short in others"
+            ));
+        }
         if self.lossy == Some(true) {
             lines.push("events were lost in its windows: the numbers may be wrong".to_string());
         }
@@ -255,6 +263,7 @@ impl Leak {
             "first_seen": self.first_seen, "confirmed_at": self.confirmed_at, "since": self.since,
             "projected_oom_at": self.projected_oom_at, "ambiguous_reason": self.reason,
             "settled_by": self.settled_by, "statistics": self.statistics, "overlaps": self.overlaps,
+            "same_function_rows": self.same_function_rows,
             "recorded_until": self.recorded_until, "lossy": self.lossy,
         });
         let mut all = serde_json::Map::new();

@@ -151,6 +151,47 @@ fn stack_windows() -> Vec<Value> {
     rows
 }
 
+/// A stack that comes in the first half of the last slot that is judged, and goes but for a rest in the
+/// second.
+pub fn late_burst(stack: i64, bytes: i64, rest: i64) -> [Value; 2] {
+    let slot = SLOTS - 2;
+    let common = json!({"stack_id": stack, "peak_live_bytes": bytes, "oldest_live_age_ns": 60_000_000_000_i64});
+    let first =
+        json!({"alloc_bytes": bytes, "alloc_count": 2, "live_bytes": bytes, "live_count": 2});
+    let second =
+        json!({"free_bytes": bytes - rest, "free_count": 1, "live_bytes": rest, "live_count": 1});
+    [(0, first), (300, second)].map(|(into, over)| window(slot, into, merge(common.clone(), over)))
+}
+
+/// Windows beside the others: pinned memory every 37 minutes, memory of an unknown card now and then,
+/// framework blocks in one window that ends at a moment (04:19:59) and one that begins there.
+pub fn scattered_windows() -> Vec<Value> {
+    let figures = |live: i64| {
+        json!({"failed_allocations": 0, "failed_frees": 0, "live_bytes": live, "live_count": 1,
+        "peak_live_bytes": live, "process_peak_bytes": live})
+    };
+    let mut rows = Vec::new();
+    for number in 0..50 {
+        let row = window(0, number * 37 * 60, figures(1_000_000 + number));
+        rows.push(merge(
+            row,
+            json!({"memory_kind": "pinned_host", "lossy": number % 3 == 0}),
+        ));
+    }
+    for number in [3, 4, 30, 111] {
+        let row = window(0, number * 900, figures(2_000_000 + number));
+        rows.push(merge(row, json!({"device": null, "gpu_uuid": null})));
+    }
+    for (from, live) in [(15_539, 31), (15_599, 32)] {
+        let row = window(0, from, figures(live));
+        rows.push(merge(
+            row,
+            json!({"layer": "framework", "memory_kind": "framework_block"}),
+        ));
+    }
+    rows
+}
+
 fn device_windows() -> Vec<Value> {
     let row = |slot: i64| {
         let leaked = A_REQUEST * (completed_before(slot) + completed_in(slot));

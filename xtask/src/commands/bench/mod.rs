@@ -9,6 +9,7 @@ mod agent;
 mod daemon;
 mod framework;
 mod import;
+mod lake;
 mod leak_query;
 mod leaks;
 mod parquet;
@@ -47,9 +48,17 @@ use crate::project::Project;
   cargo xtask bench query --check    ten questions over a lake of 100 million events, and DuckDB
                                      beside it; 4 GB of disk, some ten minutes
   cargo xtask bench query --rows 5000000 --vramscope target/release/vramscope
+  cargo xtask bench crash --check    100 rounds of kills, power cuts, full disks and cut networks: rows
+                                     lost and doubled; --rounds 5 for a short run
+  cargo xtask bench crash --planted-bug --only power-cut --rounds 1
+                                     whether the harness finds a collector that acknowledges too early
+  cargo xtask bench ingest --check   rows a second with durable acknowledgement; needs the collector
+                                     in release, which takes 40 minutes the first time on two cores
+  cargo xtask bench ingest --collector target/debug/vramscope-collector --seconds 5
+  cargo xtask bench fleet --agents 10000 --minutes 10
   cargo xtask bench                  all of them
 
-All but import, leaks, leak-query and query need root. They want at least two CPUs, and a machine that is otherwise idle.")]
+All but import, leaks, leak-query, query, crash, ingest and fleet need root; crash can do more with it. They want at least two CPUs, and a machine that is otherwise idle.")]
 pub struct Bench {
     /// Which benchmarks; all of them if none is named
     names: Vec<Name>,
@@ -74,12 +83,14 @@ pub struct Bench {
     /// query: events in the lake
     #[arg(long, value_name = "N", default_value_t = 100_000_000)]
     rows: usize,
-    /// leaks, leak-query, query: simulate with this `vramscope-bench` instead of one built in release
+    /// leaks, leak-query, query, crash, ingest, fleet: this `vramscope-bench` instead of one built here
     #[arg(long, value_name = "PATH")]
     vramscope_bench: Option<PathBuf>,
     /// import, leaks, leak-query, query: measure this `vramscope` instead of one built in release
     #[arg(long, value_name = "PATH")]
     vramscope: Option<PathBuf>,
+    #[command(flatten)]
+    lake: lake::Options,
 }
 
 /// A benchmark.
@@ -105,6 +116,12 @@ pub enum Name {
     LeakQuery,
     /// What the questions cost that people start from, against DuckDB.
     Query,
+    /// What a collector loses or doubles under kills, power cuts, full disks and cut networks.
+    Crash,
+    /// Rows a second that a collector takes with durable acknowledgements.
+    Ingest,
+    /// Thousands of agents with little to say, and their return all at once.
+    Fleet,
 }
 
 impl Name {
@@ -112,7 +129,13 @@ impl Name {
     fn traces(self) -> bool {
         !matches!(
             self,
-            Name::Import | Name::Leaks | Name::LeakQuery | Name::Query
+            Name::Import
+                | Name::Leaks
+                | Name::LeakQuery
+                | Name::Query
+                | Name::Crash
+                | Name::Ingest
+                | Name::Fleet
         )
     }
 }
@@ -204,6 +227,9 @@ pub fn run(project: &Project, options: &Bench) -> Result<()> {
             Name::Leaks => ("leaks", leaks::measure(project, options)?),
             Name::LeakQuery => ("leak-query", leak_query::measure(project, options)?),
             Name::Query => ("query", query::measure(project, options)?),
+            Name::Crash => ("crash", lake::crash(project, options)?),
+            Name::Ingest => ("ingest", lake::ingest(project, options)?),
+            Name::Fleet => ("fleet", lake::fleet(project, options)?),
         };
         let json = to_json(&figures)?;
         let path = write(project, text, &json)?;

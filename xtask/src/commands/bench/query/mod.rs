@@ -8,7 +8,7 @@
 
 mod questions;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -118,7 +118,7 @@ impl Runner {
 
     /// The product says under each table how long its answer took.
     fn ours(&self, sql: &str) -> Result<Asked> {
-        let timed = self.product("table", &vec![sql; ROUNDS].join(";\n"))?;
+        let timed = self.product("table", &[sql; ROUNDS].join(";\n"))?;
         let seconds = seconds_told(text(&timed, "output")?)?;
         ensure!(
             seconds.len() == ROUNDS,

@@ -1,27 +1,28 @@
-//! Where questions are asked: a data folder opened here, or a collector by Flight SQL.
+//! Where questions are asked: a data folder opened here, or a collector by one of its protocols.
+
+mod flight;
+mod http;
+mod postgres;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{Int64Type, SchemaRef};
-use arrow_flight::error::FlightError;
-use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::sql::client::FlightSqlServiceClient;
-use datafusion::error::DataFusionError;
+use arrow::datatypes::Int64Type;
 use datafusion::execution::SendableRecordBatchStream;
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use futures::{StreamExt, TryStreamExt};
-use tonic::transport::{Channel, Endpoint};
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::{self, Limits, Options};
 use vramscope_queries::{Error, quality};
 
+use crate::login::{Address, Login, Protocol};
 use crate::output::Sink;
 use crate::rows::Rows;
 use crate::threads::QueryThreads;
+use flight::Flight;
+use http::Http;
+use postgres::Postgres;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -35,10 +36,9 @@ pub enum Door {
         named: usize,
     },
     /// A collector.
-    Collector {
-        client: Box<FlightSqlServiceClient<Channel>>,
-        url: String,
-    },
+    Flight(Box<Flight>),
+    Http(Box<Http>),
+    Postgres(Box<Postgres>),
 }
 
 impl Door {
@@ -57,24 +57,13 @@ impl Door {
         Ok(door)
     }
 
-    pub async fn collector(url: &str) -> Result<Door, Error> {
-        let failed = |detail: String| Error::Collector {
-            url: url.to_string(),
-            detail,
-        };
-        let endpoint = Endpoint::from_shared(url.to_string())
-            .map_err(|_| failed("not a URL; for example http://127.0.0.1:7717".to_string()))?
-            .connect_timeout(CONNECT_TIMEOUT);
-        let channel = endpoint
-            .connect()
-            .await
-            .map_err(|e| failed(format!("failed to connect: {}", chain(&e))))?;
-        // Batches of wide rows pass tonic's 4 MiB; the server decides how large they are.
-        let inner = FlightServiceClient::new(channel).max_decoding_message_size(usize::MAX);
-        let client = Box::new(FlightSqlServiceClient::new_from_inner(inner));
-        Ok(Door::Collector {
-            client,
-            url: url.to_string(),
+    pub async fn collector(address: &Address, login: &Login) -> Result<Door, Error> {
+        Ok(match address.protocol {
+            Protocol::Flight => Door::Flight(Box::new(Flight::connect(address, login).await?)),
+            Protocol::Http => Door::Http(Box::new(Http::new(address, login)?)),
+            Protocol::Postgres => {
+                Door::Postgres(Box::new(Postgres::connect(address, login).await?))
+            }
         })
     }
 
@@ -140,8 +129,16 @@ impl Door {
                 let rows = session::within(limits.time, threads.stream(work)).await?;
                 Ok(session::limited(rows, limits))
             }
-            Door::Collector { client, url } => {
-                let rows = session::within(limits.time, remote_stream(client, url, sql)).await?;
+            Door::Flight(flight) => {
+                let rows = session::within(limits.time, flight.stream(sql)).await?;
+                Ok(session::limited(rows, limits))
+            }
+            Door::Http(http) => {
+                let rows = session::within(limits.time, http.stream(sql, limits.time)).await?;
+                Ok(session::limited(rows, limits))
+            }
+            Door::Postgres(postgres) => {
+                let rows = session::within(limits.time, postgres.stream(sql)).await?;
                 Ok(session::limited(rows, limits))
             }
         }
@@ -224,68 +221,6 @@ impl Door {
             number(2)?,
             number(3)?,
         ]))
-    }
-}
-
-async fn remote_stream(
-    client: &mut FlightSqlServiceClient<Channel>,
-    url: &str,
-    sql: &str,
-) -> Result<SendableRecordBatchStream, Error> {
-    let failed = |detail: String| Error::Collector {
-        url: url.to_string(),
-        detail,
-    };
-    let info = client
-        .execute(sql.to_string(), None)
-        .await
-        .map_err(|e| failed(flight_text(&e)))?;
-    let announced = info
-        .clone()
-        .try_decode_schema()
-        .ok()
-        .filter(|s| !s.fields().is_empty());
-    let mut batches = Vec::new();
-    let mut schema: Option<SchemaRef> = announced.map(Arc::new);
-    for endpoint in info.endpoint {
-        let ticket = endpoint
-            .ticket
-            .ok_or_else(|| failed("an endpoint without a ticket".to_string()))?;
-        let mut stream = client
-            .do_get(ticket)
-            .await
-            .map_err(|e| failed(flight_text(&e)))?;
-        if schema.is_none() {
-            // Not announced: the schema comes with the first message.
-            if let Some(first) = stream.next().await {
-                batches.push(
-                    futures::stream::iter([Ok(first.map_err(|e| failed(flight_text(&e)))?)])
-                        .boxed(),
-                );
-            }
-            schema = stream.schema().cloned();
-        }
-        batches.push(stream.boxed());
-    }
-    let url = url.to_string();
-    let rows = futures::stream::iter(batches)
-        .flatten()
-        .map_err(move |error| {
-            let detail = flight_text(&error);
-            DataFusionError::from(Error::Collector {
-                url: url.clone(),
-                detail,
-            })
-        });
-    let schema = schema.unwrap_or_else(|| Arc::new(arrow::datatypes::Schema::empty()));
-    Ok(Box::pin(RecordBatchStreamAdapter::new(schema, rows)))
-}
-
-/// The server's own words, without the layers they came through.
-fn flight_text(error: &FlightError) -> String {
-    match error {
-        FlightError::Tonic(status) => status.message().to_string(),
-        other => chain(other),
     }
 }
 

@@ -1,0 +1,549 @@
+//! Arrow Flight SQL on the collector's port: for ADBC, JDBC and `vramscope sql`.
+//!
+//! Nothing is kept between requests ([`handle`]), but for what is running. A client gets a query's
+//! id with its ticket, and cancels by it; one that goes away cancels too.
+
+mod handle;
+
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::ipc::writer::IpcWriteOptions;
+use arrow::record_batch::RecordBatch;
+use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::error::FlightError;
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::sql::metadata::{SqlInfoData, SqlInfoDataBuilder};
+use arrow_flight::sql::server::{FlightSqlService, PeekableFlightDataStream};
+use arrow_flight::sql::{
+    ActionCancelQueryRequest, ActionCancelQueryResult, ActionClosePreparedStatementRequest,
+    ActionCreatePreparedStatementRequest, ActionCreatePreparedStatementResult, CommandGetCatalogs,
+    CommandGetDbSchemas, CommandGetSqlInfo, CommandGetTableTypes, CommandGetTables,
+    CommandPreparedStatementQuery, CommandStatementQuery, DoPutPreparedStatementResult,
+    ProstMessageExt, SqlInfo, TicketStatementQuery,
+};
+use arrow_flight::{
+    Action, ActionType, CancelFlightInfoRequest, CancelFlightInfoResult, CancelStatus,
+    FlightDescriptor, FlightEndpoint, FlightInfo, HandshakeRequest, HandshakeResponse, IpcMessage,
+    SchemaAsIpc, Ticket,
+};
+use bytes::Bytes;
+use datafusion::logical_expr::TableType;
+use datafusion::prelude::SessionContext;
+use futures::{Stream, StreamExt, TryStreamExt};
+use prost::Message;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Response, Status, Streaming};
+use vramscope_queries::Error;
+use vramscope_queries::quality::{self, Loss};
+
+use crate::access::{Access, Caller};
+use crate::query::failure::Class;
+use crate::query::{Gate, Shape};
+use handle::Handle;
+
+/// The action of Arrow Flight by which clients cancel.
+const CANCEL_FLIGHT_INFO: &str = "CancelFlightInfo";
+
+type Handshake = Pin<Box<dyn Stream<Item = Result<HandshakeResponse, Status>> + Send>>;
+type FlightStream = <FlightDoor as FlightService>::DoGetStream;
+
+/// The service. Clones share everything.
+#[derive(Clone)]
+pub struct FlightDoor {
+    gate: Gate,
+    access: Access,
+}
+
+impl FlightDoor {
+    /// A door in front of a gate. It stands behind a guard that says who calls.
+    pub fn new(gate: Gate, access: Access) -> FlightDoor {
+        FlightDoor { gate, access }
+    }
+
+    fn cancel(&self, caller: &Caller, info: &FlightInfo) -> Result<(), Status> {
+        let id = handle::query_of(info)?;
+        match self.gate.cancel(caller, id) {
+            true => Ok(()),
+            false => Err(Status::not_found(format!("no query {id} of yours runs"))),
+        }
+    }
+
+    async fn session<T>(&self, request: &Request<T>) -> Result<SessionContext, Status> {
+        let session = self.gate.session(&caller(request)?).await;
+        session.map_err(status)
+    }
+
+    async fn answer(
+        &self,
+        handle: &[u8],
+        request: &Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let caller = caller(request)?;
+        let time = handle::time_allowed(request.metadata());
+        let question = Handle::read(handle)?.question(caller.clone(), time)?;
+        let reads_recorded = quality::reads_recorded_data(&question.sql);
+        let loss = async {
+            match reads_recorded {
+                true => self.gate.loss(Some(&caller)).await,
+                false => Some(Loss::default()),
+            }
+        };
+        let (rows, loss) = tokio::join!(self.gate.answer(question), loss);
+        let rows = rows.map_err(status)?;
+        let (schema, id) = (Arc::clone(&rows.schema), rows.id.to_string());
+        let rows = rows
+            .into_stream()
+            .map_err(|error| FlightError::Tonic(Box::new(status(error))));
+        let mut response = flight(schema, rows);
+        let lossy = loss.as_ref().map(|loss| loss.windows > 0);
+        let lossy = lossy.map_or("unknown", |lossy| if lossy { "true" } else { "false" });
+        let note = loss.as_ref().and_then(Loss::note);
+        let told = [
+            ("vramscope-query-id", Some(id)),
+            ("vramscope-lossy", Some(lossy.to_string())),
+            ("vramscope-note", note),
+        ];
+        for (name, text) in told {
+            // Digits and plain text are what metadata may hold.
+            if let Some(value) = text.and_then(|text| MetadataValue::try_from(text).ok()) {
+                response.metadata_mut().insert(name, value);
+            }
+        }
+        Ok(response)
+    }
+
+    /// Schema and ticket of a query; its id is new.
+    async fn info(
+        &self,
+        handle: Handle,
+        ticket: impl FnOnce(Bytes) -> Vec<u8>,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let handle = handle.for_a_query();
+        let time = handle::time_allowed(request.metadata());
+        let question = handle.question(caller(&request)?, time)?;
+        let schema = self.gate.schema(&question).await.map_err(status)?;
+        let ticket = ticket(handle.encode_to_vec().into());
+        info(&schema, ticket, request.into_inner())
+    }
+}
+
+/// Who asks, as the guard before the door has found out.
+fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    let caller = request.extensions().get::<Caller>().cloned();
+    caller.ok_or_else(|| Status::internal("nobody has looked at who calls"))
+}
+
+/// The error as a client sees it: the text says what is wrong with the SQL, the code says whose
+/// move it is.
+fn status(error: Error) -> Status {
+    let text = error.to_string();
+    match Class::of(&error) {
+        Class::Syntax
+        | Class::NoTable
+        | Class::NoColumn
+        | Class::Semantics
+        | Class::Value
+        | Class::ReadOnly => Status::invalid_argument(text),
+        Class::Forbidden => Status::permission_denied(text),
+        Class::Time => Status::deadline_exceeded(text),
+        Class::Cancelled => Status::cancelled(text),
+        Class::Rows | Class::Memory => Status::resource_exhausted(text),
+        Class::Busy => Status::unavailable(text),
+        Class::Internal => {
+            tracing::warn!("a query failed: {text}");
+            Status::internal(text)
+        }
+    }
+}
+
+fn flight(
+    schema: SchemaRef,
+    rows: impl Stream<Item = Result<RecordBatch, FlightError>> + Send + 'static,
+) -> Response<FlightStream> {
+    let stream = FlightDataEncoderBuilder::new()
+        .with_schema(schema)
+        .build(rows)
+        .map_err(Status::from);
+    Response::new(stream.boxed())
+}
+
+fn one_batch(schema: SchemaRef, batch: Result<RecordBatch, FlightError>) -> Response<FlightStream> {
+    flight(schema, futures::stream::once(async { batch }))
+}
+
+fn info(
+    schema: &Schema,
+    ticket: Vec<u8>,
+    descriptor: FlightDescriptor,
+) -> Result<Response<FlightInfo>, Status> {
+    let endpoint = FlightEndpoint::new().with_ticket(Ticket::new(ticket));
+    let info = FlightInfo::new()
+        .try_with_schema(schema)
+        .map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?
+        .with_endpoint(endpoint)
+        .with_descriptor(descriptor);
+    Ok(Response::new(info))
+}
+
+/// A schema as messages carry it; nothing for one without columns.
+fn schema_bytes(schema: &Schema) -> Result<Bytes, Status> {
+    let options = IpcWriteOptions::default();
+    let message: Result<IpcMessage, ArrowError> = SchemaAsIpc::new(schema, &options).try_into();
+    let IpcMessage(bytes) = message
+        .map_err(|error| Status::internal(format!("failed to encode the schema: {error}")))?;
+    Ok(bytes)
+}
+
+/// The parameters as a schema. A type that nothing says is Null, as ADBC has it.
+fn parameters(shape: &Shape) -> Schema {
+    let field = |(index, data_type): (usize, &Option<DataType>)| {
+        let data_type = data_type.clone().unwrap_or(DataType::Null);
+        Field::new(format!("${}", index + 1), data_type, true)
+    };
+    Schema::new(
+        shape
+            .parameters
+            .iter()
+            .enumerate()
+            .map(field)
+            .collect::<Vec<_>>(),
+    )
+}
+
+static SQL_INFO: LazyLock<Result<SqlInfoData, FlightError>> = LazyLock::new(|| {
+    let mut builder = SqlInfoDataBuilder::new();
+    builder.append(SqlInfo::FlightSqlServerName, "vramscope-collector");
+    builder.append(SqlInfo::FlightSqlServerVersion, env!("CARGO_PKG_VERSION"));
+    builder.append(SqlInfo::FlightSqlServerArrowVersion, arrow::ARROW_VERSION);
+    builder.append(SqlInfo::FlightSqlServerReadOnly, true);
+    builder.append(SqlInfo::FlightSqlServerSql, true);
+    builder.append(SqlInfo::FlightSqlServerSubstrait, false);
+    builder.append(SqlInfo::FlightSqlServerCancel, true);
+    builder.append(SqlInfo::FlightSqlServerBulkIngestion, false);
+    // None: there is nothing to roll back.
+    builder.append(SqlInfo::FlightSqlServerTransaction, 0_i32);
+    builder.build()
+});
+
+fn sql_info() -> Result<&'static SqlInfoData, Status> {
+    SQL_INFO
+        .as_ref()
+        .map_err(|error| Status::internal(error.to_string()))
+}
+
+#[tonic::async_trait]
+impl FlightSqlService for FlightDoor {
+    type FlightService = FlightDoor;
+
+    /// Trades what the `authorization` header shows for a token. The guard has looked at it.
+    async fn do_handshake(
+        &self,
+        request: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Handshake>, Status> {
+        let caller = caller(&request)?;
+        let token = match self.access.required() {
+            true => self.access.open_session(&caller).ok_or_else(|| {
+                let name = &caller.name;
+                Status::unauthenticated(format!("{name} has no password to trade for a token"))
+            })?,
+            // Clients insist on one.
+            false => "none-needed".to_string(),
+        };
+        let answer = HandshakeResponse {
+            protocol_version: 0,
+            payload: token.clone().into(),
+        };
+        let answer: Handshake = futures::stream::once(async { Ok(answer) }).boxed();
+        let mut response = Response::new(answer);
+        let header = MetadataValue::try_from(format!("Bearer {token}"))
+            .map_err(|_| Status::internal("the token is not text"))?;
+        response.metadata_mut().insert("authorization", header);
+        Ok(response)
+    }
+
+    async fn get_flight_info_statement(
+        &self,
+        query: CommandStatementQuery,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = |statement_handle| {
+            let ticket = TicketStatementQuery { statement_handle };
+            ticket.as_any().encode_to_vec()
+        };
+        self.info(Handle::of(&query.query), ticket, request).await
+    }
+
+    async fn do_get_statement(
+        &self,
+        ticket: TicketStatementQuery,
+        request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        self.answer(&ticket.statement_handle, &request).await
+    }
+
+    async fn do_action_create_prepared_statement(
+        &self,
+        query: ActionCreatePreparedStatementRequest,
+        request: Request<Action>,
+    ) -> Result<ActionCreatePreparedStatementResult, Status> {
+        let handle = Handle::of(&query.query);
+        let time = handle::time_allowed(request.metadata());
+        let question = handle.question(caller(&request)?, time)?;
+        let shape = self.gate.shape(&question).await.map_err(status)?;
+        Ok(ActionCreatePreparedStatementResult {
+            prepared_statement_handle: handle.encode_to_vec().into(),
+            dataset_schema: schema_bytes(&shape.columns)?,
+            parameter_schema: match shape.parameters.is_empty() {
+                true => Bytes::new(),
+                false => schema_bytes(&parameters(&shape))?,
+            },
+        })
+    }
+
+    async fn do_action_close_prepared_statement(
+        &self,
+        _query: ActionClosePreparedStatementRequest,
+        _request: Request<Action>,
+    ) -> Result<(), Status> {
+        Ok(())
+    }
+
+    /// Values for a prepared statement: they go into the handle that comes back.
+    async fn do_put_prepared_statement_query(
+        &self,
+        query: CommandPreparedStatementQuery,
+        request: Request<PeekableFlightDataStream>,
+    ) -> Result<DoPutPreparedStatementResult, Status> {
+        let handle = Handle::read(&query.prepared_statement_handle)?;
+        let messages = request.into_inner().map_err(FlightError::from);
+        let mut batches = FlightRecordBatchStream::new_from_flight_data(messages);
+        let mut values: Option<RecordBatch> = None;
+        while let Some(batch) = batches.try_next().await? {
+            let one_so_far = values.is_none() && batch.num_rows() == 1;
+            if !one_so_far && batch.num_rows() > 0 {
+                let text = "more than one row of parameters was sent; send one, and ask again for the next";
+                return Err(Status::unimplemented(text));
+            }
+            values = values.or(Some(batch));
+        }
+        let values = values.ok_or_else(|| Status::invalid_argument("no parameters were sent"))?;
+        let bound = handle.bound(&values)?;
+        Ok(DoPutPreparedStatementResult {
+            prepared_statement_handle: Some(bound.encode_to_vec().into()),
+        })
+    }
+
+    async fn get_flight_info_prepared_statement(
+        &self,
+        query: CommandPreparedStatementQuery,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = |prepared_statement_handle| {
+            let ticket = CommandPreparedStatementQuery {
+                prepared_statement_handle,
+            };
+            ticket.as_any().encode_to_vec()
+        };
+        let handle = Handle::read(&query.prepared_statement_handle)?;
+        self.info(handle, ticket, request).await
+    }
+
+    async fn do_get_prepared_statement(
+        &self,
+        query: CommandPreparedStatementQuery,
+        request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        self.answer(&query.prepared_statement_handle, &request)
+            .await
+    }
+
+    /// As clients cancelled before Arrow 13.
+    async fn do_action_cancel_query(
+        &self,
+        query: ActionCancelQueryRequest,
+        request: Request<Action>,
+    ) -> Result<ActionCancelQueryResult, Status> {
+        let info = FlightInfo::decode(query.info)
+            .map_err(|_| Status::invalid_argument("no FlightInfo in the request"))?;
+        self.cancel(&caller(&request)?, &info)?;
+        Ok(ActionCancelQueryResult {
+            // CANCEL_RESULT_CANCELLING: it ends at its next pause.
+            result: 2,
+        })
+    }
+
+    /// As they do since.
+    async fn do_action_fallback(
+        &self,
+        request: Request<Action>,
+    ) -> Result<Response<<FlightDoor as FlightService>::DoActionStream>, Status> {
+        let caller = caller(&request)?;
+        let action = request.into_inner();
+        if action.r#type != CANCEL_FLIGHT_INFO {
+            let name: String = action.r#type.chars().take(64).collect();
+            return Err(Status::unimplemented(format!(
+                "there is no action {name:?}"
+            )));
+        }
+        let wanted = CancelFlightInfoRequest::decode(action.body)
+            .map_err(|_| Status::invalid_argument("the body is no CancelFlightInfoRequest"))?;
+        let info = wanted
+            .info
+            .ok_or_else(|| Status::invalid_argument("no FlightInfo in the request"))?;
+        self.cancel(&caller, &info)?;
+        let result = CancelFlightInfoResult::new(CancelStatus::Cancelling);
+        let answer = arrow_flight::Result {
+            body: result.encode_to_vec().into(),
+        };
+        let answer = futures::stream::once(async { Ok(answer) });
+        Ok(Response::new(answer.boxed()))
+    }
+
+    async fn list_custom_actions(&self) -> Option<Vec<Result<ActionType, Status>>> {
+        Some(vec![Ok(ActionType {
+            r#type: CANCEL_FLIGHT_INFO.to_string(),
+            description: "Cancels a query.\nRequest Message: CancelFlightInfoRequest\nResponse Message: CancelFlightInfoResult".to_string(),
+        })])
+    }
+
+    async fn get_flight_info_catalogs(
+        &self,
+        query: CommandGetCatalogs,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = query.as_any().encode_to_vec();
+        info(&query.into_builder().schema(), ticket, request.into_inner())
+    }
+
+    async fn do_get_catalogs(
+        &self,
+        query: CommandGetCatalogs,
+        request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let mut builder = query.into_builder();
+        for catalog in self.session(&request).await?.catalog_names() {
+            builder.append(catalog);
+        }
+        Ok(one_batch(builder.schema(), builder.build()))
+    }
+
+    async fn get_flight_info_schemas(
+        &self,
+        query: CommandGetDbSchemas,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = query.as_any().encode_to_vec();
+        info(&query.into_builder().schema(), ticket, request.into_inner())
+    }
+
+    async fn do_get_schemas(
+        &self,
+        query: CommandGetDbSchemas,
+        request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let session = self.session(&request).await?;
+        let mut builder = query.into_builder();
+        for name in session.catalog_names() {
+            for schema in session
+                .catalog(&name)
+                .map(|catalog| catalog.schema_names())
+                .unwrap_or_default()
+            {
+                builder.append(&name, &schema);
+            }
+        }
+        Ok(one_batch(builder.schema(), builder.build()))
+    }
+
+    async fn get_flight_info_tables(
+        &self,
+        query: CommandGetTables,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = query.as_any().encode_to_vec();
+        info(&query.into_builder().schema(), ticket, request.into_inner())
+    }
+
+    async fn do_get_tables(
+        &self,
+        query: CommandGetTables,
+        request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let session = self.session(&request).await?;
+        let mut builder = query.into_builder();
+        for catalog_name in session.catalog_names() {
+            let Some(catalog) = session.catalog(&catalog_name) else {
+                continue;
+            };
+            for schema_name in catalog.schema_names() {
+                let Some(schema) = catalog.schema(&schema_name) else {
+                    continue;
+                };
+                for name in schema.table_names() {
+                    let table = schema
+                        .table(&name)
+                        .await
+                        .map_err(|error| status(error.into()))?;
+                    let Some(table) = table else { continue };
+                    let kind = match table.table_type() {
+                        TableType::View => "VIEW",
+                        _ => "TABLE",
+                    };
+                    builder
+                        .append(&catalog_name, &schema_name, &name, kind, &table.schema())
+                        .map_err(Status::from)?;
+                }
+            }
+        }
+        Ok(one_batch(builder.schema(), builder.build()))
+    }
+
+    async fn get_flight_info_table_types(
+        &self,
+        query: CommandGetTableTypes,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = query.as_any().encode_to_vec();
+        info(&query.into_builder().schema(), ticket, request.into_inner())
+    }
+
+    async fn do_get_table_types(
+        &self,
+        query: CommandGetTableTypes,
+        _request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let mut builder = query.into_builder();
+        builder.append("TABLE");
+        builder.append("VIEW");
+        Ok(one_batch(builder.schema(), builder.build()))
+    }
+
+    async fn get_flight_info_sql_info(
+        &self,
+        query: CommandGetSqlInfo,
+        request: Request<FlightDescriptor>,
+    ) -> Result<Response<FlightInfo>, Status> {
+        let ticket = query.as_any().encode_to_vec();
+        info(
+            &query.into_builder(sql_info()?).schema(),
+            ticket,
+            request.into_inner(),
+        )
+    }
+
+    async fn do_get_sql_info(
+        &self,
+        query: CommandGetSqlInfo,
+        _request: Request<Ticket>,
+    ) -> Result<Response<FlightStream>, Status> {
+        let builder = query.into_builder(sql_info()?);
+        Ok(one_batch(builder.schema(), builder.build()))
+    }
+
+    async fn register_sql_info(&self, _id: i32, _result: &SqlInfo) {}
+}
