@@ -156,11 +156,21 @@ async fn visit_until(
     end: u64,
     unread: u64,
 ) -> u64 {
-    let batches = futures::stream::iter((done + 1)..=end);
-    let batches = futures::StreamExt::then(batches, move |seq| async move {
-        tokio::time::sleep(Duration::from_millis(3)).await;
-        made(table_of(seq), agent, seq, ROWS).0
+    // A channel of its own: a stream of closures cannot be shown to go from thread to thread.
+    let (send, batches) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        for seq in (done + 1)..=end {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            if send
+                .send(made(table_of(seq), agent, seq, ROWS).0)
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
     });
+    let batches = tokio_stream::wrappers::ReceiverStream::new(batches);
     let Ok(acks) = client.push(batches).await else {
         return done;
     };
