@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Deserializer};
+use vramscope_queries::engine::{Cluster, Engine};
 
 use crate::access::{self, tls::TlsFiles};
 use crate::ingest::placing::Clock;
@@ -336,6 +337,100 @@ pub struct Keys {
     /// How long a file stays on disk after nothing refers to it any more [default: 1h]
     #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_VACUUM_AFTER")]
     pub vacuum_after: Option<Span>,
+
+    // The lake's place, and what computes.
+    /// Where the tables lie, if not in the data folder: a folder or s3://BUCKET/PREFIX. Several
+    /// collectors may write it, each with a data folder of its own
+    #[arg(long, value_name = "PLACE", env = "VRAMSCOPE_COLLECTOR_LAKE")]
+    pub lake: Option<String>,
+    /// What computes answers: local, or distributed over workers [default: local]
+    #[arg(long, value_name = "ENGINE", env = "VRAMSCOPE_COLLECTOR_ENGINE")]
+    pub engine: Option<EngineName>,
+    /// Workers of the distributed engine (`vramscope-collector executor`)
+    #[arg(
+        long,
+        value_name = "URL",
+        value_delimiter = ',',
+        env = "VRAMSCOPE_COLLECTOR_WORKERS"
+    )]
+    pub workers: Option<Vec<String>>,
+    /// Certificate shown to workers (PEM), for https:// workers
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_CERT")]
+    pub worker_cert: Option<PathBuf>,
+    /// Key of that certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_KEY")]
+    pub worker_key: Option<PathBuf>,
+    /// Authority that workers' certificates are of (PEM)
+    #[arg(long, value_name = "FILE", env = "VRAMSCOPE_WORKER_CA")]
+    pub worker_ca: Option<PathBuf>,
+}
+
+/// What computes answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineName {
+    /// The collector itself.
+    Local,
+    /// Workers, each over a part of the files.
+    Distributed,
+}
+
+/// What computes answers, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineKeys {
+    /// Which.
+    pub name: EngineName,
+    /// URLs of workers.
+    pub workers: Vec<String>,
+    /// Certificate, key and authority.
+    pub cert: Option<PathBuf>,
+    /// Its key.
+    pub key: Option<PathBuf>,
+    /// The authority.
+    pub ca: Option<PathBuf>,
+}
+
+impl EngineKeys {
+    /// The engine itself; reads the certificates.
+    pub fn engine(&self) -> anyhow::Result<Engine> {
+        if self.name == EngineName::Local {
+            return Ok(Engine::Local);
+        }
+        let files = (
+            self.ca.as_deref(),
+            self.cert.as_deref(),
+            self.key.as_deref(),
+        );
+        let identity = crate::executor::identity(files.0, files.1, files.2)?;
+        Ok(Engine::Distributed(Cluster::new(&self.workers, identity)?))
+    }
+
+    fn to_toml(&self) -> String {
+        let name = match self.name {
+            EngineName::Local => "local",
+            EngineName::Distributed => "distributed",
+        };
+        let text = |value: &str| toml::Value::String(value.to_string()).to_string();
+        let mut lines = vec![format!("engine = \"{name}\"")];
+        if self.workers.is_empty() {
+            lines.push("# workers = [\"http://127.0.0.1:7720\", \"http://127.0.0.1:7721\"]".into());
+        } else {
+            let workers: Vec<String> = self.workers.iter().map(|url| text(url)).collect();
+            lines.push(format!("workers = [{}]", workers.join(", ")));
+        }
+        let files = [
+            ("worker_cert", &self.cert),
+            ("worker_key", &self.key),
+            ("worker_ca", &self.ca),
+        ];
+        for (key, file) in files {
+            lines.push(match file {
+                Some(file) => format!("{key} = {}", text(&file.display().to_string())),
+                None => format!("# {key} = \"/etc/vramscope/{}.pem\"", &key[7..]),
+            });
+        }
+        lines.join("\n")
+    }
 }
 
 impl Keys {
@@ -382,6 +477,12 @@ impl Keys {
             upkeep_interval: self.upkeep_interval.or(below.upkeep_interval),
             upkeep_memory_bytes: self.upkeep_memory_bytes.or(below.upkeep_memory_bytes),
             vacuum_after: self.vacuum_after.or(below.vacuum_after),
+            lake: self.lake.or(below.lake),
+            engine: self.engine.or(below.engine),
+            workers: self.workers.or(below.workers),
+            worker_cert: self.worker_cert.or(below.worker_cert),
+            worker_key: self.worker_key.or(below.worker_key),
+            worker_ca: self.worker_ca.or(below.worker_ca),
         }
     }
 }
@@ -437,6 +538,10 @@ pub struct Config {
     pub promise: Promise,
     /// How the lake is kept up.
     pub upkeep: upkeep::Settings,
+    /// Where the tables lie; `None` is the data folder, or what was chosen for it before.
+    pub lake: Option<String>,
+    /// What computes answers.
+    pub engine: EngineKeys,
 }
 
 impl Config {
@@ -507,6 +612,14 @@ impl Config {
                     .vacuum_after
                     .map_or(Duration::from_secs(3600), |span| span.0),
                 retention: keys.retention.unwrap_or_default(),
+            },
+            lake: keys.lake,
+            engine: EngineKeys {
+                name: keys.engine.unwrap_or(EngineName::Local),
+                workers: keys.workers.unwrap_or_default(),
+                cert: keys.worker_cert,
+                key: keys.worker_key,
+                ca: keys.worker_ca,
             },
         };
         config.check()?;
@@ -620,6 +733,10 @@ impl Config {
         };
         let data = path_or("data", &self.data, "/var/lib/vramscope");
         let spill_dir = path_or("spill_dir", &self.spill_dir, "/var/tmp/vramscope");
+        let lake = match &self.lake {
+            Some(place) => format!("lake = {}", toml::Value::String(place.clone())),
+            None => "# lake = \"s3://BUCKET/PREFIX\"".to_string(),
+        };
         format!(
             r#"# Configuration of vramscope-collector. Each key is also a flag (--commit-interval) and an
 # environment variable (VRAMSCOPE_COLLECTOR_COMMIT_INTERVAL). Delete a line to go back to its
@@ -734,6 +851,15 @@ upkeep_memory_bytes = "{}"
 # How long a file stays on disk after nothing refers to it any more: queries and other readers that
 # began before have so long to end. Between 10 minutes and 7 days. Default "1h".
 vacuum_after = "{}"
+
+# Where the tables lie, if not in the data folder: a folder, or a prefix of a bucket that speaks S3
+# (endpoint, region and keys come from the AWS_* environment variables). Several collectors may
+# write one lake, each with a data folder of its own. Default: the data folder.
+{lake}
+
+# What computes answers: "local", or "distributed" over workers, each a `vramscope-collector
+# executor` over the same lake. Workers at https:// need a certificate. Default "local".
+{}
 "#,
             self.listen,
             Span(self.commit_interval),
@@ -764,6 +890,7 @@ vacuum_after = "{}"
             Span(self.upkeep.interval),
             ByteSize(self.upkeep.memory_bytes),
             Span(self.upkeep.vacuum_after),
+            self.engine.to_toml(),
         )
     }
 }

@@ -15,6 +15,10 @@ use anyhow::{Context, bail};
 /// Name of the lock file inside a data folder.
 pub const LOCK_FILE: &str = "_collector.lock";
 
+/// Name of the file with the collector's id.
+const ID_FILE: &str = "_collector.id";
+const ID_DIGITS: usize = 16;
+
 /// Holds a data folder for this process. The kernel lets go of it when the process ends,
 /// however it ends.
 #[derive(Debug)]
@@ -65,6 +69,37 @@ impl Lock {
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
+}
+
+/// The id of a data folder's collector: 16 hexadecimal digits, made once and kept in the folder.
+pub fn collector_id(data: &Path) -> io::Result<String> {
+    let path = data.join(ID_FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) if text.trim().len() == ID_DIGITS => return Ok(text.trim().to_string()),
+        Ok(text) => {
+            let wrong = format!("{} is not an id: {text:?}", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, wrong));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let id = format!("{:016x}", random());
+    let temporary = data.join(format!("{ID_FILE}.{id}"));
+    let temporary = write_temporary(temporary, [id.as_bytes()].into_iter())?;
+    // A link fails if the name is taken: of two that make one, the first counts for both.
+    let linked = std::fs::hard_link(&temporary, &path);
+    std::fs::remove_file(&temporary)?;
+    match linked {
+        Ok(()) => sync_dir(data).map(|()| id),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => collector_id(data),
+        Err(error) => Err(error),
+    }
+}
+
+/// A number that no other process has: the keys of a hasher come from the system's randomness.
+pub fn random() -> u64 {
+    use std::hash::BuildHasher;
+    std::hash::RandomState::new().hash_one(std::process::id())
 }
 
 /// Makes names that appeared in or went from a folder durable.

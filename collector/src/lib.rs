@@ -13,6 +13,7 @@
 pub mod access;
 pub mod config;
 pub mod doors;
+pub mod executor;
 pub mod folder;
 pub mod ingest;
 pub mod lake;

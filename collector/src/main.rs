@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 use vramscope_collector::access::commands;
 use vramscope_collector::config::{self, Config, Keys};
+use vramscope_collector::executor::{self, Executor};
 use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
@@ -71,7 +72,21 @@ enum Command {
     /// Proves that every file is whole and every acknowledged row is there once
     #[command(after_help = upkeep::FSCK_EXAMPLES)]
     Fsck(upkeep::Fsck),
+    /// Computes parts of queries for others (the distributed engine), until SIGINT or SIGTERM
+    #[command(after_help = EXECUTOR_EXAMPLES)]
+    Executor(Executor),
 }
+
+const EXECUTOR_EXAMPLES: &str = "Examples:
+  vramscope-collector executor --data /var/lib/vramscope
+  vramscope-collector executor --data s3://bucket/lake --listen 127.0.0.1:7721
+  vramscope-collector executor --data s3://bucket/lake --listen 0.0.0.0:7720 \\
+      --worker-cert node.pem --worker-key node.key --worker-ca ca.pem
+  vramscope sql --data s3://bucket/lake --engine distributed \\
+      --workers http://127.0.0.1:7720,http://127.0.0.1:7721 -c 'SELECT * FROM top_stacks'
+
+Prints `listening on ADDRESS:PORT` when it is ready. It reads its lake and nothing else, and writes
+nothing but spilled rows.";
 
 const SERVE_EXAMPLES: &str = "Examples:
   vramscope-collector serve --data /var/lib/vramscope
@@ -182,6 +197,7 @@ fn main() -> ExitCode {
         }
         Command::Vacuum(options) => runtime().and_then(|rt| rt.block_on(upkeep::vacuum(&options))),
         Command::Fsck(options) => runtime().and_then(|rt| rt.block_on(upkeep::fsck(&options))),
+        Command::Executor(wanted) => run_executor(&wanted).map(|()| ExitCode::SUCCESS),
     };
     match done {
         Ok(code) => code,
@@ -202,14 +218,24 @@ fn run_serve(serve: Serve) -> anyhow::Result<()> {
         print!("{}", config.to_toml());
         return Ok(());
     }
-    let filter = EnvFilter::try_new(&config.log)
-        .with_context(|| format!("log filter {:?} is wrong", config.log))?;
+    log_to_stderr(&config.log)?;
+    runtime()?.block_on(serve::run(&config))
+}
+
+fn run_executor(wanted: &Executor) -> anyhow::Result<()> {
+    log_to_stderr(&wanted.log)?;
+    runtime()?.block_on(executor::run(wanted))
+}
+
+fn log_to_stderr(filter: &str) -> anyhow::Result<()> {
+    let filter =
+        EnvFilter::try_new(filter).with_context(|| format!("log filter {filter:?} is wrong"))?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    runtime()?.block_on(serve::run(&config))
+    Ok(())
 }
 
 fn run_status(status: &Status) -> anyhow::Result<()> {

@@ -37,7 +37,7 @@ use crate::ingest::wal::Wal;
 use crate::ingest::{Counts, Keeper, Limits, Service};
 use crate::lake::committer::direct::{self, Direct};
 use crate::lake::committer::recover;
-use crate::lake::{Lake, committer, upkeep};
+use crate::lake::{Lake, committer, place, upkeep};
 use crate::metrics::health::Health;
 use crate::query::pool::Pool;
 use crate::query::{self, Bounds, Gate};
@@ -57,6 +57,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to watch for SIGTERM")?;
     let data = open_folder(data)?;
     let _lock = Lock::take(&data)?;
+    place::settle(&data, config.lake.as_deref()).await?;
     let listener = TcpListener::bind(config.listen)
         .await
         .with_context(|| format!("failed to listen on {}", config.listen))?;
@@ -276,6 +277,7 @@ async fn open_for_queries(data: &Path, config: &Config) -> anyhow::Result<Folder
         memory_bytes: bounds(config).memory_bytes,
         temp_dir: Some(spill),
         spill_bytes: Some(config.spill_limit_bytes),
+        engine: config.engine.engine()?,
         ..Options::default()
     };
     Ok(Folder::open(data, options).await?)
@@ -296,7 +298,7 @@ async fn listen_for_postgres(wanted: SocketAddr) -> anyhow::Result<(TcpListener,
 }
 
 /// The lines that whoever started the process waits for: first where agents come in.
-fn announce(what: &str, address: SocketAddr) -> anyhow::Result<()> {
+pub(crate) fn announce(what: &str, address: SocketAddr) -> anyhow::Result<()> {
     use std::io::Write;
     let mut out = std::io::stdout();
     writeln!(out, "{what} on {address}")

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use deltalake::DeltaTable;
 use serde::Serialize;
-use url::Url;
+use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
 use crate::folder::Lock;
@@ -87,9 +87,10 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
     let old_log = legacy::list(&log_root).with_context(reading_log)?;
     let damaged = wal::damaged(&log_root).with_context(reading_log)?;
 
+    let place = Place::of_data(&data)?;
     let mut deltas = BTreeMap::new();
     for table in Table::ALL {
-        if let Some(delta) = open(&data, table).await? {
+        if let Some(delta) = vramscope_queries::lake::open(&place, table).await? {
             deltas.insert(table, delta);
         }
     }
@@ -188,17 +189,6 @@ impl Seen {
             missing_batches: span.saturating_sub(seen.batches),
         }
     }
-}
-
-async fn open(data: &Path, table: Table) -> anyhow::Result<Option<DeltaTable>> {
-    let dir = data.join(table.name());
-    if !dir.join("_delta_log").is_dir() {
-        return Ok(None);
-    }
-    let opening = || format!("failed to open table {}", dir.display());
-    let url = Url::from_directory_path(&dir).ok().with_context(opening)?;
-    let delta = deltalake::open_table(url).await.with_context(opening)?;
-    Ok(Some(delta))
 }
 
 fn table_state(table: Table, delta: Option<&DeltaTable>) -> anyhow::Result<TableState> {

@@ -66,6 +66,17 @@ pub enum Error {
         /// The first difference.
         detail: String,
     },
+    /// A place on an object store that cannot be used.
+    #[error("failed to use {place}: {detail}")]
+    Store {
+        /// Its URL, without anything secret.
+        place: String,
+        /// What went wrong.
+        detail: String,
+    },
+    /// Workers that cannot be used, or a question that they cannot take.
+    #[error("{0}")]
+    Workers(String),
     /// A statement that would change something.
     #[error("{0} is not allowed: only queries are (SELECT, WITH, SHOW, DESCRIBE, EXPLAIN)")]
     NotAQuery(String),

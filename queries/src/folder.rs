@@ -1,5 +1,5 @@
-//! A data folder: a lake (a Delta table per folder, written by a collector) or a trace (plain
-//! Parquet files per table, written by an agent).
+//! A data folder: a lake (a Delta table per folder, written by a collector; also on an object store)
+//! or a trace (plain Parquet files per table, written by an agent).
 //!
 //! Invariants:
 //! - a session shows one state of the folder: a query that reads a table twice sees the same
@@ -18,16 +18,22 @@ use deltalake::DeltaTable;
 use tokio::sync::Mutex;
 use vramscope_wire::Table;
 
+use crate::engine::{self, Engine};
 use crate::error::DamagedFile;
 use crate::session::{self, Options};
+use crate::store::Place;
 use crate::trace::TraceFile;
 use crate::{Error, lake, trace, views};
 
 /// An open data folder. Cheap to share behind an `Arc`; sessions are made one at a time.
 pub struct Folder {
+    /// As it was given.
     dir: PathBuf,
+    /// Where its tables lie.
+    place: Place,
     runtime: Arc<RuntimeEnv>,
     skip_damaged: bool,
+    engine: Engine,
     state: Mutex<State>,
 }
 
@@ -42,21 +48,31 @@ struct State {
 }
 
 impl Folder {
-    /// Opens a folder and checks that it can be read.
+    /// Opens a folder and checks that it can be read. A lake on an object store is given by its
+    /// URL (`s3://BUCKET/PREFIX`), or by the data folder of a collector that writes it.
     pub async fn open(dir: impl AsRef<Path>, options: Options) -> Result<Folder, Error> {
         let dir = dir.as_ref().to_path_buf();
-        check_folder(&dir)?;
+        let place = Place::of_data(&dir)?;
+        if let Place::Folder(tables) = &place {
+            check_folder(tables)?;
+        }
+        let runtime = session::runtime(&options)?;
+        if let Engine::Distributed(_) = options.engine {
+            engine::register_tables(&runtime, &place)?;
+        }
         let folder = Folder {
             dir,
-            runtime: session::runtime(&options)?,
+            place,
+            runtime,
             skip_damaged: options.skip_damaged,
+            engine: options.engine,
             state: Mutex::default(),
         };
         folder.session().await?;
         Ok(folder)
     }
 
-    /// The folder's path.
+    /// The folder's path, or the lake's URL, as it was given.
     pub fn path(&self) -> &Path {
         &self.dir
     }
@@ -70,21 +86,34 @@ impl Folder {
     /// last call it is the same session.
     pub async fn session(&self) -> Result<SessionContext, Error> {
         let mut state = self.state.lock().await;
-        let mut changed = state.session.is_none();
-        for table in Table::ALL {
-            changed |= self.update(&mut state, table).await?;
-        }
+        let changed = self.look(&mut state).await? || state.session.is_none();
         if !changed && let Some(session) = &state.session {
             return Ok(session.clone());
         }
-        let session = session::session_on(&self.runtime);
+        let session = self.engine.plan_with(session::session_on(&self.runtime))?;
         for table in Table::ALL {
             let provider = match (state.delta.get(&table), state.files.get(&table)) {
                 (Some(delta), _) => {
-                    let provider = lake::provider(&session, delta).await?;
-                    lake::with_all_columns(&session, &self.table_dir(table), table, provider)?
+                    let provider = match self.engine {
+                        Engine::Local => lake::provider(&session, delta).await?,
+                        Engine::Distributed(_) => engine::provider(table, delta)?,
+                    };
+                    lake::with_all_columns(
+                        &session,
+                        &self.place.table_path(table),
+                        table,
+                        provider,
+                    )?
                 }
-                (None, Some(files)) => trace::provider(&session, table, files)?,
+                (None, Some(files)) => {
+                    if matches!(self.engine, Engine::Distributed(_)) && !files.is_empty() {
+                        return Err(Error::Workers(format!(
+                            "{:?} is a trace; the distributed engine reads lakes",
+                            self.dir
+                        )));
+                    }
+                    trace::provider(&session, table, files)?
+                }
                 (None, None) => trace::empty(table)?,
             };
             session.register_table(table.name(), provider)?;
@@ -118,13 +147,56 @@ impl Folder {
         tokio::task::spawn_blocking(check).await.unwrap_or_default()
     }
 
-    fn table_dir(&self, table: Table) -> PathBuf {
-        self.dir.join(table.name())
+    /// Looks at every table where it lies; true if one is not what it was.
+    async fn look(&self, state: &mut State) -> Result<bool, Error> {
+        let tables = match &self.place {
+            Place::Folder(dir) => dir,
+            Place::Bucket(_) => return self.look_in_bucket(state).await,
+        };
+        let mut changed = false;
+        for table in Table::ALL {
+            changed |= self.update(state, tables, table).await?;
+        }
+        Ok(changed)
+    }
+
+    /// All tables at once: each look is a few requests that take their time.
+    async fn look_in_bucket(&self, state: &mut State) -> Result<bool, Error> {
+        // Taken out, so that a look that fails half-way leaves no table behind that is older than
+        // another: the next look opens them anew.
+        let mut known = std::mem::take(&mut state.delta);
+        let looks = Table::ALL.map(|table| {
+            let known = known.remove(&table);
+            async move {
+                match known {
+                    Some(mut delta) => lake::refresh(&mut delta)
+                        .await
+                        .map(|changed| (table, Some(delta), changed)),
+                    None => lake::open(&self.place, table).await.map(|found| {
+                        let is_new = found.is_some();
+                        (table, found, is_new)
+                    }),
+                }
+            }
+        });
+        let mut changed = false;
+        for (table, found, is_other) in futures::future::try_join_all(looks).await? {
+            changed |= is_other;
+            if let Some(delta) = found {
+                state.delta.insert(table, delta);
+            }
+        }
+        if state.delta.is_empty() {
+            return Err(Error::NoTables {
+                folder: PathBuf::from(self.place.spelled()),
+            });
+        }
+        Ok(changed)
     }
 
     /// Looks at one table on disk; true if it is not what it was.
-    async fn update(&self, state: &mut State, table: Table) -> Result<bool, Error> {
-        let dir = self.table_dir(table);
+    async fn update(&self, state: &mut State, tables: &Path, table: Table) -> Result<bool, Error> {
+        let dir = tables.join(table.name());
         if let Some(delta) = state.delta.get_mut(&table) {
             return lake::refresh(delta).await;
         }

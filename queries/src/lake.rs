@@ -1,4 +1,4 @@
-//! A lake: one Delta table per folder, as a collector writes it.
+//! A lake: one Delta table per folder (or prefix of a bucket), as collectors write it.
 //!
 //! A provider made here shows one version of its table for ever: that is what makes an answer
 //! consistent. Newer commits are seen by [`refresh`] and a new provider, which
@@ -15,6 +15,7 @@ use url::Url;
 use vramscope_wire::Table;
 
 use crate::Error;
+use crate::store::{self, Place};
 
 /// Whether the folder is a Delta table.
 pub fn is_delta(dir: &Path) -> bool {
@@ -54,13 +55,42 @@ pub async fn open_table(dir: &Path) -> Result<DeltaTable, Error> {
         .map_err(failed)
 }
 
+/// Opens a table of a place at its newest version; `None` if it is not there.
+pub async fn open(place: &Place, table: Table) -> Result<Option<DeltaTable>, Error> {
+    let failed = |cause| Error::Table {
+        path: place.table_path(table),
+        cause: Box::new(cause),
+    };
+    match place {
+        Place::Folder(dir) => {
+            let dir = dir.join(table.name());
+            match is_delta(&dir) {
+                true => open_table(&dir).await.map(Some),
+                false => Ok(None),
+            }
+        }
+        Place::Bucket(_) => {
+            store::register();
+            let mut delta = DeltaTableBuilder::from_url(place.table(table)?)
+                .and_then(|builder| builder.build())
+                .map_err(failed)?;
+            if !delta.verify_deltatable_existence().await.map_err(failed)? {
+                return Ok(None);
+            }
+            delta.load().await.map_err(failed)?;
+            Ok(Some(delta))
+        }
+    }
+}
+
 /// Brings an open table to its newest version. True if there was a newer one.
 pub async fn refresh(table: &mut DeltaTable) -> Result<bool, Error> {
     let before = table.version();
     if let Err(cause) = table.update_state().await {
-        let path = table.table_url().to_file_path().unwrap_or_default();
+        let url = table.table_url();
+        let path = url.to_file_path();
         return Err(Error::Table {
-            path,
+            path: path.unwrap_or_else(|()| PathBuf::from(url.as_str())),
             cause: Box::new(cause),
         });
     }

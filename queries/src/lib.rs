@@ -7,6 +7,8 @@
 //! - [`functions`]: the functions that SQL lacks, over the rules of `vramscope-model`.
 //! - [`leaks`]: the leak detectors as table functions, over `vramscope-leaks`.
 //! - [`lake`]: opens and refreshes Delta tables. [`trace`]: opens folders of plain Parquet files.
+//! - [`engine`]: where a query is computed: in this process, or by workers on several machines.
+//! - [`store`]: where tables lie: in a folder, or in a bucket of an object store.
 //! - [`import`]: rows of PyTorch memory snapshots.
 //! - [`reference`]: the SQL reference, made from the views' headers and the tables' columns.
 //! - [`describe`], [`statements`], [`near`]: what an interactive client needs.
@@ -24,6 +26,7 @@
 //! ```
 
 pub mod describe;
+pub mod engine;
 pub mod error;
 pub mod folder;
 pub mod functions;
@@ -35,6 +38,7 @@ pub mod quality;
 pub mod reference;
 pub mod session;
 pub mod statements;
+pub mod store;
 pub mod trace;
 pub mod views;
 

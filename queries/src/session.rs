@@ -23,6 +23,7 @@ use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
+use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
 use datafusion::logical_expr::LogicalPlan;
@@ -31,6 +32,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
+use crate::engine::Engine;
 use crate::{Error, functions, leaks};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
@@ -49,6 +51,8 @@ pub struct Options {
     pub spill_bytes: Option<u64>,
     /// Go on without damaged files of a trace instead of refusing it.
     pub skip_damaged: bool,
+    /// What computes.
+    pub engine: Engine,
 }
 
 impl Default for Options {
@@ -58,6 +62,7 @@ impl Default for Options {
             temp_dir: None,
             spill_bytes: None,
             skip_damaged: false,
+            engine: Engine::Local,
         }
     }
 }
@@ -84,6 +89,19 @@ impl Default for Limits {
 
 /// Makes what sessions share: memory pool, spill folder, caches.
 pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
+    Ok(bounded(options).build_arc()?)
+}
+
+/// As [`runtime`], with no other object stores than these.
+pub fn runtime_over(
+    options: &Options,
+    stores: Arc<dyn ObjectStoreRegistry>,
+) -> Result<Arc<RuntimeEnv>, Error> {
+    let builder = bounded(options).with_object_store_registry(stores);
+    Ok(builder.build_arc()?)
+}
+
+fn bounded(options: &Options) -> RuntimeEnvBuilder {
     let consumers_named_in_errors = NonZeroUsize::MIN.saturating_add(2);
     let pool = TrackConsumersPool::new(
         FairSpillPool::new(options.memory_bytes),
@@ -96,14 +114,12 @@ pub fn runtime(options: &Options) -> Result<Arc<RuntimeEnv>, Error> {
     if let Some(bytes) = options.spill_bytes {
         disk = disk.with_max_temp_directory_size(bytes);
     }
-    let runtime = RuntimeEnvBuilder::new()
+    RuntimeEnvBuilder::new()
         .with_memory_pool(Arc::new(pool))
         .with_disk_manager_builder(disk)
         // DataFusion's list of a folder's files never expires: a file added after the first
         // query would stay invisible.
         .with_object_list_cache_limit(0)
-        .build_arc()?;
-    Ok(runtime)
 }
 
 /// A session without tables on a shared runtime.

@@ -8,30 +8,35 @@
 //!   more tells how far the log went that the batches came from ([`committer`]).
 //!   `delta.setTransactionRetentionDuration` must never be set: these marks are what keeps a
 //!   resent batch from counting twice;
-//! - everything is written through [`store::DurableStore`]: when a commit returns, it and all
-//!   it names are on disk.
+//! - everything in a folder is written through [`store::DurableStore`]: when a commit returns, it
+//!   and all it names are on disk. What a bucket acknowledges is durable ([`place`]).
 
 pub mod append;
 pub mod committer;
 pub mod layout;
 mod marks;
+pub mod place;
 pub mod rows;
 pub mod store;
+pub mod turn;
 pub mod upkeep;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use deltalake::kernel::engine::arrow_conversion::{TryIntoArrow, TryIntoKernel};
+use deltalake::kernel::transaction::{CommitProperties, TransactionError};
 use deltalake::kernel::{StructField, StructType};
 use deltalake::operations::create::CreateBuilder;
 use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
-use url::Url;
+use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
 use marks::Marks;
+use place::Home;
 use store::DurableStore;
 
 /// What can go wrong with a table.
@@ -65,6 +70,24 @@ pub enum LakeError {
         /// What went wrong.
         source: arrow::error::ArrowError,
     },
+    /// The lake's place cannot be used, or not like that.
+    #[error("{detail}")]
+    Place {
+        /// What is wrong, and the way out.
+        detail: String,
+    },
+    /// While a commit was made, another collector committed batches of the same agent.
+    #[error("table {table}: another collector has moved {name} from {before} to {now}")]
+    Moved {
+        /// Which table.
+        table: &'static str,
+        /// Agent or log.
+        name: String,
+        /// How far it was.
+        before: u64,
+        /// How far it is.
+        now: u64,
+    },
     /// The file system said no.
     #[error("failed to use {path}: {source}")]
     Io {
@@ -73,6 +96,24 @@ pub enum LakeError {
         /// What it said.
         source: std::io::Error,
     },
+}
+
+impl LakeError {
+    /// Whether a commit failed because another process was first. Nothing is wrong then: the table
+    /// has to be looked at anew.
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            LakeError::Moved { .. } => true,
+            LakeError::Delta { source, .. } => matches!(
+                **source,
+                DeltaTableError::Transaction {
+                    source: TransactionError::CommitConflict(_)
+                        | TransactionError::MaxCommitAttempts(_)
+                }
+            ),
+            _ => false,
+        }
+    }
 }
 
 fn delta_error(table: Table) -> impl FnOnce(DeltaTableError) -> LakeError {
@@ -96,36 +137,41 @@ pub struct Lake {
     turns: BTreeMap<Table, tokio::sync::Mutex<()>>,
     /// Of each table, how far agents and logs go in it.
     marks: BTreeMap<Table, tokio::sync::Mutex<Marks>>,
+    home: Home,
 }
 
 impl Lake {
-    /// Opens every table below `data`, creates those that are missing, appends columns that
-    /// the wire schema gained, removes half-written files. For the holder of the folder's lock.
+    /// Opens every table of the lake of `data`, creates those that are missing, appends columns
+    /// that the wire schema gained, removes half-written files. For the holder of the folder's
+    /// lock.
     pub async fn open(data: &Path) -> Result<Lake, LakeError> {
-        let mut tables = BTreeMap::new();
-        for table in Table::ALL {
-            tables.insert(table, RwLock::new(open_table(data, table).await?));
-        }
-        Ok(Lake::of(tables))
+        let home = Home::of(data)?;
+        let opened = Table::ALL.map(|table| open_table(&home, table));
+        // At a time: each is a few requests, if the lake is in a bucket.
+        let opened = futures::future::try_join_all(opened).await?;
+        let opened = opened.into_iter().map(RwLock::new);
+        let tables = Table::ALL.into_iter().zip(opened).collect();
+        Ok(Lake::of(home, tables))
     }
 
     /// Opens the tables that are there, and changes nothing: for who works on a folder that a
     /// collector may hold.
     pub async fn attach(data: &Path) -> Result<Lake, LakeError> {
+        let home = Home::of(data)?;
         let mut tables = BTreeMap::new();
         for table in Table::ALL {
-            let dir = data.join(table.name());
-            if !dir.join("_delta_log").is_dir() {
+            let mut delta = unopened(&home.place, table)?;
+            let exists = delta.verify_deltatable_existence().await;
+            if !exists.map_err(delta_error(table))? {
                 continue;
             }
-            let mut delta = unopened(data, table)?;
             delta.load().await.map_err(delta_error(table))?;
             tables.insert(table, RwLock::new(delta));
         }
-        Ok(Lake::of(tables))
+        Ok(Lake::of(home, tables))
     }
 
-    fn of(tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
+    fn of(home: Home, tables: BTreeMap<Table, RwLock<DeltaTable>>) -> Lake {
         let of_each = || tables.keys().copied();
         Lake {
             turns: of_each()
@@ -135,7 +181,13 @@ impl Lake {
                 .map(|table| (table, tokio::sync::Mutex::default()))
                 .collect(),
             tables,
+            home,
         }
+    }
+
+    /// Where it lies, and whether others write it too.
+    pub fn home(&self) -> &Home {
+        &self.home
     }
 
     /// The tables that are open, all of them but after [`Lake::attach`].
@@ -214,12 +266,33 @@ pub async fn transaction(table: &DeltaTable, agent: &str) -> Result<u64, DeltaTa
         .unwrap_or(0))
 }
 
-async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
-    let dir = data.join(table.name());
-    crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
-    store::remove_temporaries(&dir).map_err(io_error(&dir))?;
+async fn open_table(home: &Home, table: Table) -> Result<DeltaTable, LakeError> {
+    if let Some(root) = home.folder() {
+        let dir = root.join(table.name());
+        crate::folder::create_dir_durably(&dir).map_err(io_error(&dir))?;
+        // Where others write too, `vacuum` removes what nobody can be writing any more.
+        if home.shared_as.is_none() {
+            store::remove_temporaries(&dir).map_err(io_error(&dir))?;
+        }
+    }
+    // Of several collectors that start at a time one creates the table or appends the columns, and
+    // the others find it done.
+    let mut tries = if home.shared_as.is_some() { 5 } else { 1 };
+    loop {
+        tries -= 1;
+        match open_or_create(&home.place, table).await {
+            Err(LakeError::Delta { source, .. }) if tries > 0 => {
+                tracing::debug!(table = table.name(), error = %source, "opening the table again");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+async fn open_or_create(place: &Place, table: Table) -> Result<DeltaTable, LakeError> {
     let failed = || delta_error(table);
-    let mut delta = unopened(data, table)?;
+    let mut delta = unopened(place, table)?;
     if !delta
         .verify_deltatable_existence()
         .await
@@ -228,22 +301,22 @@ async fn open_table(data: &Path, table: Table) -> Result<DeltaTable, LakeError> 
         return create_table(delta, table).await.map_err(failed());
     }
     delta.load().await.map_err(failed())?;
-    append_columns(delta, table, &dir).await
+    append_columns(delta, table, &place.table_path(table)).await
 }
 
 /// A table of which nothing is read yet.
-fn unopened(data: &Path, table: Table) -> Result<DeltaTable, LakeError> {
-    let dir = data.join(table.name());
-    let url = Url::from_directory_path(&dir).map_err(|()| {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not an absolute path");
-        LakeError::Io { path: dir, source }
+fn unopened(place: &Place, table: Table) -> Result<DeltaTable, LakeError> {
+    let url = place.table(table).map_err(|error| LakeError::Place {
+        detail: error.to_string(),
     })?;
+    vramscope_queries::store::register();
     let failed = || delta_error(table);
-    DeltaTableBuilder::from_url(url.clone())
-        .map_err(failed())?
-        .with_storage_backend(DurableStore::new(data), url)
-        .build()
-        .map_err(failed())
+    let builder = DeltaTableBuilder::from_url(url.clone()).map_err(failed())?;
+    let builder = match place {
+        Place::Folder(dir) => builder.with_storage_backend(DurableStore::new(dir), url),
+        Place::Bucket(_) => builder,
+    };
+    builder.build().map_err(failed())
 }
 
 async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, DeltaTableError> {
@@ -258,6 +331,8 @@ async fn create_table(delta: DeltaTable, table: Table) -> Result<DeltaTable, Del
         // A commit every two seconds makes 43,000 log entries a day; with checkpoints, one day
         // of them is enough to look back on.
         .with_configuration([("delta.logRetentionDuration", Some("interval 1 days"))])
+        // Whoever finds the table created by another in the meantime must not create it again.
+        .with_commit_properties(CommitProperties::default().with_max_retries(0))
         .await
 }
 

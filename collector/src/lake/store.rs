@@ -38,6 +38,8 @@ pub struct DurableStore {
     local: LocalFileSystem,
     /// Folders are fsynced up to here; it exists before the store does.
     root: PathBuf,
+    /// Of temporary names: keeps stores of several processes, also of several hosts, apart.
+    salt: u32,
     temporaries: AtomicU64,
 }
 
@@ -47,6 +49,8 @@ impl DurableStore {
         Arc::new(DurableStore {
             local: LocalFileSystem::new(),
             root: root.to_path_buf(),
+            // Cut: ten digits.
+            salt: folder::random() as u32,
             temporaries: AtomicU64::new(0),
         })
     }
@@ -54,8 +58,11 @@ impl DurableStore {
     fn temporary_name(&self, path: &FsPath) -> PathBuf {
         let number = self.temporaries.fetch_add(1, Ordering::Relaxed);
         let mut name = path.as_os_str().to_os_string();
-        // The process id keeps apart from leftovers and from the local store's own numbers.
-        name.push(format!("#{}{number:06}", std::process::id()));
+        name.push(format!(
+            "#{}{:010}{number:06}",
+            std::process::id(),
+            self.salt
+        ));
         name.into()
     }
 }

@@ -4,6 +4,7 @@
 mod access;
 mod cli;
 mod crash;
+mod engine;
 mod flight;
 mod hostile;
 mod http;
@@ -11,6 +12,11 @@ mod ingest;
 mod postgres;
 mod query;
 mod requests;
+mod s3;
+#[allow(dead_code, unused_imports)] // Its other users are the tests of the queries.
+#[path = "../../../queries/tests/it/seed/mod.rs"]
+mod seed;
+mod shared;
 mod support;
 mod upkeep;
 mod url;

@@ -48,8 +48,23 @@ impl Collector {
         Self::start_logging(data, flags, Stdio::inherit())
     }
 
+    /// With variables of the environment.
+    pub fn start_with(data: &Path, flags: &[&str], env: &[(&str, String)]) -> Collector {
+        Self::start_in(data, flags, env, Stdio::inherit())
+    }
+
+    /// The same, its standard error kept for [`Collector::stop_and_read_log`].
+    pub fn start_with_log(data: &Path, flags: &[&str], env: &[(&str, String)]) -> Collector {
+        Self::start_in(data, flags, env, Stdio::piped())
+    }
+
     pub fn start_logging(data: &Path, flags: &[&str], stderr: Stdio) -> Collector {
+        Self::start_in(data, flags, &[], stderr)
+    }
+
+    fn start_in(data: &Path, flags: &[&str], env: &[(&str, String)], stderr: Stdio) -> Collector {
         let mut child = binary()
+            .envs(env.iter().map(|(key, value)| (key, value)))
             .args(["serve", "--listen", "127.0.0.1:0", "--data"])
             .arg(data)
             .args(flags)

@@ -5,6 +5,7 @@
 
 mod diff;
 mod door;
+mod engine;
 mod frames;
 mod import;
 mod leaks;
@@ -66,6 +67,8 @@ Examples:
   vramscope sql --data ./trace
   vramscope sql --data ./trace -c 'SELECT folded, live_bytes FROM top_stacks ORDER BY 2 DESC LIMIT 5'
   vramscope sql --data /var/lib/vramscope -c 'SELECT * FROM process_totals' --format csv > totals.csv
+  vramscope sql --data s3://bucket/lake -c 'SELECT count(*) FROM alloc_events'
+  vramscope sql --data s3://bucket/lake --engine distributed --workers http://127.0.0.1:7720,http://127.0.0.1:7721
   vramscope sql --data ./trace -c 'SELECT * FROM alloc_events' --format parquet --output events.parquet
   vramscope sql --collector http://127.0.0.1:7717 -c 'SELECT * FROM answer_quality' --format json
   vramscope sql --url http://127.0.0.1:7718 -c 'SELECT * FROM tetrahedron'
@@ -159,6 +162,8 @@ struct SqlArguments {
     /// Go on without the damaged files of a trace, and name them
     #[arg(long)]
     skip_damaged: bool,
+    #[command(flatten)]
+    engine: engine::Arguments,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -327,6 +332,7 @@ async fn open(arguments: &SqlArguments) -> Result<Door, Error> {
         memory_bytes: arguments.memory,
         temp_dir: arguments.temp_dir.clone(),
         skip_damaged: arguments.skip_damaged,
+        engine: arguments.engine.engine()?,
         ..Options::default()
     };
     let target = arguments.source.target();

@@ -38,7 +38,8 @@ pub struct Place {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 pub struct Source {
-    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's
+    /// Data folder: a trace (of `vramscope-agent trace -o` or `vramscope import`) or a collector's;
+    /// or a lake's URL, s3://BUCKET/PREFIX
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Collector to ask by Flight SQL, for example http://127.0.0.1:7717

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::tree_node::TreeNodeRecursion;
-use datafusion::error::Result;
+use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::expressions::col;
@@ -33,7 +33,7 @@ use super::encode;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct LeakExec {
+pub(crate) struct LeakExec {
     input: Arc<dyn ExecutionPlan>,
     settings: Settings,
     output: Output,
@@ -43,7 +43,7 @@ pub(super) struct LeakExec {
 }
 
 impl LeakExec {
-    pub fn new(
+    pub(super) fn new(
         input: Arc<dyn ExecutionPlan>,
         settings: Settings,
         output: Output,
@@ -71,6 +71,51 @@ impl LeakExec {
             by_process,
             properties: Arc::new(properties),
         })
+    }
+
+    /// The operator without its input as a text, for another process: what it gives, its settings,
+    /// the columns that are wanted.
+    pub fn to_text(&self) -> String {
+        let output = match self.output {
+            Output::Verdicts => "verdicts",
+            Output::Evaluations => "evaluations",
+        };
+        // The settings that a text can set; the others are constants.
+        let settings = format!(
+            "block_minutes:{},warmup_minutes:{},min_requests:{},bytes_per_request:{}",
+            self.settings.block_minutes,
+            self.settings.warmup_minutes,
+            self.settings.min_requests,
+            self.settings.bytes_per_request
+        );
+        let columns = self.projection.as_ref().map_or("*".to_string(), |columns| {
+            let columns: Vec<String> = columns.iter().map(usize::to_string).collect();
+            columns.join(",")
+        });
+        format!("{output} {settings} {columns}")
+    }
+
+    /// The operator of such a text.
+    pub fn from_text(text: &str, input: Arc<dyn ExecutionPlan>) -> Result<Self> {
+        let wrong = || DataFusionError::Internal(format!("not a leak operator: {text:?}"));
+        let mut parts = text.splitn(3, ' ');
+        let output = match parts.next() {
+            Some("verdicts") => Output::Verdicts,
+            Some("evaluations") => Output::Evaluations,
+            _ => return Err(wrong()),
+        };
+        let settings = Settings::parse(parts.next().ok_or_else(wrong)?).map_err(|_| wrong())?;
+        let projection = match parts.next().ok_or_else(wrong)? {
+            "*" => None,
+            "" => Some(Vec::new()),
+            columns => {
+                let columns = columns
+                    .split(',')
+                    .map(|column| column.parse().map_err(|_| wrong()));
+                Some(columns.collect::<Result<Vec<usize>>>()?)
+            }
+        };
+        LeakExec::new(input, settings, output, projection)
     }
 }
 

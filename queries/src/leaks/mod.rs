@@ -27,11 +27,14 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_planner::{DefaultPhysicalPlanner, PhysicalPlanner};
 use datafusion::prelude::SessionContext;
 use futures::FutureExt;
 use vramscope_leaks::Settings;
 
 use crate::views::View;
+
+pub(crate) use exec::LeakExec;
 
 /// What a scan gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,7 +158,14 @@ impl TableProvider for LeakScan {
         _filters: &[Expr],
         _limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let slots = state.create_physical_plan(&self.plan).await?;
+        // By the planner of one process: this plan becomes a part of another, and an engine cuts
+        // that as a whole.
+        let logical = match state.as_any().downcast_ref::<SessionState>() {
+            Some(state) => state.optimize(&self.plan)?,
+            None => self.plan.clone(),
+        };
+        let planner = DefaultPhysicalPlanner::default();
+        let slots = planner.create_physical_plan(&logical, state).await?;
         let leaks = exec::LeakExec::new(slots, self.settings, self.output, projection.cloned())?;
         Ok(Arc::new(leaks))
     }

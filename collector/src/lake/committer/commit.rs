@@ -57,10 +57,12 @@ impl Marks {
         for (name, (before, _)) in &self.0 {
             let now = lake.committed(table, name).await?;
             if now != *before {
-                let moved = format!(
-                    "another collector has moved {name} from {before} to {now}; looking again"
-                );
-                return Err(delta_error(table)(DeltaTableError::Generic(moved)));
+                return Err(LakeError::Moved {
+                    table: table.name(),
+                    name: name.to_string(),
+                    before: *before,
+                    now,
+                });
             }
         }
         Ok(())

@@ -151,6 +151,10 @@ async fn commit_table(wal: &Wal, lake: &Lake, table: Table) -> Result<(), LakeEr
             Err(error) => {
                 recover::reload(lake, table).await?;
                 recover::sort_out_all(wal, lake).await?;
+                if error.is_conflict() {
+                    tracing::debug!(table = table.name(), %error, "another was first; looking again");
+                    continue;
+                }
                 return Err(error);
             }
         };

@@ -33,7 +33,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use vramscope_wire::Table;
 
-use super::{Lake, LakeError, delta_error, layout};
+use super::{Lake, LakeError, delta_error, layout, turn};
 use crate::metrics::METRICS;
 use merge::{Input, Inputs};
 use plan::{Depth, Hour};
@@ -394,6 +394,10 @@ impl Upkeep {
     }
 
     async fn round(&mut self, is_slow_round: bool) -> Result<(), UpkeepError> {
+        // On a lake of several collectors one does it at a time.
+        let Some(_turn) = turn::take(self.lake.home()).await? else {
+            return Ok(());
+        };
         let mut last = Ok(());
         let mut waiting = 0;
         for table in Table::ALL {
