@@ -13,7 +13,7 @@ mod postgres;
 mod query;
 mod requests;
 mod s3;
-#[allow(dead_code)] // Its other users are the tests of the queries.
+#[allow(dead_code, unused_imports)] // Its other users are the tests of the queries.
 #[path = "../../../queries/tests/it/seed/mod.rs"]
 mod seed;
 mod shared;

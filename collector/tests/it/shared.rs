@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arrow::array::RecordBatch;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use vramscope_wire::Table;
 use vramscope_wire::proto::Outcome;
@@ -156,11 +157,17 @@ async fn visit_until(
     end: u64,
     unread: u64,
 ) -> u64 {
-    let batches = futures::stream::iter((done + 1)..=end);
-    let batches = futures::StreamExt::then(batches, move |seq| async move {
-        tokio::time::sleep(Duration::from_millis(3)).await;
-        made(table_of(seq), agent, seq, ROWS).0
+    let (send, batches) = tokio::sync::mpsc::channel(1);
+    tokio::spawn(async move {
+        for seq in (done + 1)..=end {
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            let batch = made(table_of(seq), agent, seq, ROWS).0;
+            if send.send(batch).await.is_err() {
+                return;
+            }
+        }
     });
+    let batches = ReceiverStream::new(batches);
     let Ok(acks) = client.push(batches).await else {
         return done;
     };
