@@ -35,7 +35,7 @@ const EXAMPLES: &str = "Examples:
 enum Command {
     /// Runs the collector until SIGINT or SIGTERM
     #[command(after_help = SERVE_EXAMPLES)]
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Tells about a data folder: agents, log, tables; a collector may be running on it
     #[command(after_help = STATUS_EXAMPLES)]
     Status(Status),
@@ -182,7 +182,7 @@ struct Status {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(serve) => run_serve(serve).map(|()| ExitCode::SUCCESS),
+        Command::Serve(serve) => run_serve(*serve).map(|()| ExitCode::SUCCESS),
         Command::Status(status) => run_status(&status).map(|()| ExitCode::SUCCESS),
         Command::RequestSpan(wanted) => run_request_span(wanted),
         Command::Requests(wanted) => run_requests(&wanted).map(|()| ExitCode::SUCCESS),

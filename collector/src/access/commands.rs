@@ -13,7 +13,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::Role;
-use super::setup::{self, DAYS, Existing, Folder};
+use super::certificates::DAYS;
+use super::setup::{self, Existing, Folder};
 
 /// Examples of the command.
 pub const INIT_EXAMPLES: &str = "Examples:

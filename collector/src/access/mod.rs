@@ -14,6 +14,7 @@
 
 pub mod accept;
 pub mod agents;
+mod certificates;
 pub mod commands;
 pub mod credentials;
 pub mod fence;

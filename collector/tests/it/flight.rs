@@ -50,7 +50,7 @@ async fn prepared_statements_take_parameters() {
             let rows = client.do_get(ticket).await;
             let rows: Result<Vec<_>, _> = match rows {
                 Ok(rows) => rows.try_collect().await,
-                Err(error) => Err(error.into()),
+                Err(error) => Err(error),
             };
             rows.unwrap_err().to_string()
         }

@@ -157,17 +157,21 @@ async fn visit_until(
     end: u64,
     unread: u64,
 ) -> u64 {
+    // A channel of its own: a stream of closures cannot be shown to go from thread to thread.
     let (send, batches) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {
         for seq in (done + 1)..=end {
             tokio::time::sleep(Duration::from_millis(3)).await;
-            let batch = made(table_of(seq), agent, seq, ROWS).0;
-            if send.send(batch).await.is_err() {
+            if send
+                .send(made(table_of(seq), agent, seq, ROWS).0)
+                .await
+                .is_err()
+            {
                 return;
             }
         }
     });
-    let batches = ReceiverStream::new(batches);
+    let batches = tokio_stream::wrappers::ReceiverStream::new(batches);
     let Ok(acks) = client.push(batches).await else {
         return done;
     };

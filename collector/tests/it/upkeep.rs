@@ -40,7 +40,7 @@ fn told(name: &str, data: &Path, flags: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn of_table<'a>(report: &'a Value, table: Table) -> &'a Value {
+fn of_table(report: &Value, table: Table) -> &Value {
     let tables = report.as_array().unwrap();
     tables
         .iter()

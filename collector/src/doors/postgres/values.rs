@@ -388,6 +388,8 @@ fn text_array(text: &str, element: &Type) -> Result<Vec<Option<String>>, Failure
                 quoted = !quoted;
                 was_quoted = true;
             }
+            // Space around an element is none of it.
+            space if space.is_whitespace() && !quoted && (current.is_empty() || was_quoted) => {}
             ',' if !quoted => finish(&mut current, &mut was_quoted),
             '{' | '}' if !quoted => {
                 return Err(Failure::unsupported(format!(
@@ -435,7 +437,7 @@ mod tests {
 
     #[test]
     fn binary_values_are_read_as_postgresql_sends_them() {
-        // Bytes from `SELECT int8send(…)`, `timestamptz_send(…)`, `numeric_send(…)` of PostgreSQL.
+        // Bytes by hand, from what int8send, timestamptz_send, date_send and numeric_send write.
         let big = binary(Type::INT8, &[0x80, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         assert_eq!(big, "CAST('-9223372036854775808' AS BIGINT)");
         // 2026-11-29 13:05:00+00 is 1795957500 s after 1970: 849272700 s after 2000.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use super::{connect, connect_with, psql, refusal, start};
-use crate::support::*;
 
 fn dial(port: u16) -> TcpStream {
     let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();

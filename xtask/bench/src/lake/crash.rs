@@ -142,6 +142,7 @@ async fn measure(options: &Crash, seed: u64, may_mount: Result<(), Reason>) -> R
             break;
         }
         if (round + 1) % COMPARE_EVERY == 0
+            && round + 1 < options.rounds
             && let Err(error) = lab.compare().await
         {
             lab.tally
@@ -226,6 +227,10 @@ impl Lab {
         if self.starter.takes("--retention") {
             // Late rows are not to be taken for lost ones.
             flags.extend(["--retention", &KEPT.join(",")].map(str::to_string));
+        }
+        let is_given = self.flags.iter().any(|flag| flag.starts_with("--promise"));
+        if self.starter.takes("--promise") && !is_given && self.random.once_in(4) {
+            flags.extend(["--promise", "store"].map(str::to_string));
         }
         flags.extend_from_slice(&self.flags);
         let collector = self.starter.start(&self.disk.data(), &flags)?;

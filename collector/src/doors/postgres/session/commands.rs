@@ -1,12 +1,13 @@
 //! What the door does itself: settings, transactions, and what goes with a connection.
 
+use std::io;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::StreamExt;
 use pgwire::messages::PgWireBackendMessage as Out;
-use pgwire::messages::response::{EmptyQueryResponse, TransactionStatus};
+use pgwire::messages::response::{CommandComplete, EmptyQueryResponse, TransactionStatus};
 use pgwire::messages::startup::ParameterStatus;
 
 use super::super::failure::Failure;

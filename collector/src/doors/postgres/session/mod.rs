@@ -22,9 +22,7 @@ use futures::stream::BoxStream;
 use pgwire::api::{ConnectionHandle, Type};
 use pgwire::messages::PgWireBackendMessage as Out;
 use pgwire::messages::extendedquery::PortalSuspended;
-use pgwire::messages::response::{
-    CommandComplete, EmptyQueryResponse, ReadyForQuery, TransactionStatus,
-};
+use pgwire::messages::response::{EmptyQueryResponse, ReadyForQuery, TransactionStatus};
 use tokio::time::timeout;
 use vramscope_queries::{Error, statements};
 

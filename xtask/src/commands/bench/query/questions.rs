@@ -12,6 +12,8 @@ pub struct Values {
     process_id: i64,
     hour_start_ns: i64,
     hour_end_ns: i64,
+    /// The same hour, as SQL spells it.
+    hour: [String; 2],
 }
 
 impl Values {
@@ -21,6 +23,9 @@ impl Values {
             let found = written[name].as_i64();
             found.with_context(|| format!("the lake's generator did not tell {name}"))
         };
+        let date = written["date"]
+            .as_str()
+            .context("the lake's generator told no date")?;
         Ok(Values {
             host: written["host"]
                 .as_str()
@@ -29,6 +34,8 @@ impl Values {
             process_id: number("process_id")?,
             hour_start_ns: number("hour_start_ns")?,
             hour_end_ns: number("hour_end_ns")?,
+            hour: [number("hour")?, number("hour")? + 1]
+                .map(|hour| format!("{date} {hour:02}:00:00")),
         })
     }
 }
@@ -64,6 +71,7 @@ pub fn all(values: &Values) -> Vec<Question> {
         process_id,
         hour_start_ns: from,
         hour_end_ns: to,
+        hour: [start, end],
     } = values;
     vec![
         question!(
@@ -114,15 +122,13 @@ pub fn all(values: &Values) -> Vec<Question> {
                 max(live_bytes) AS live, max(oldest_live_age_seconds) AS oldest
              FROM stack_history
              WHERE window_start >= TIMESTAMP '{start}' AND window_start < TIMESTAMP '{end}'
-             GROUP BY stack_id, folded ORDER BY net DESC, stack_id LIMIT 20",
-            start = "2026-11-02 13:00:00",
-            end = "2026-11-02 14:00:00"
+             GROUP BY stack_id, folded ORDER BY net DESC, stack_id LIMIT 20"
         ),
         question!(
             "stack_growth_day",
             "SELECT process_id, stack_id, count(*) AS windows,
                 CAST(sum(alloc_bytes - free_bytes) AS BIGINT) AS net, max(live_bytes) AS most,
-                regr_slope(live_bytes, ts_ns / 3.6e12) AS bytes_per_hour
+                regr_slope(live_bytes, (ts_ns - {from}) / 3.6e12) AS bytes_per_hour
              FROM stack_windows WHERE stack_id IS NOT NULL
              GROUP BY process_id, stack_id ORDER BY net DESC, process_id, stack_id LIMIT 20"
         ),
