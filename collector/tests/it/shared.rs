@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arrow::array::RecordBatch;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use vramscope_wire::Table;
 use vramscope_wire::proto::Outcome;
