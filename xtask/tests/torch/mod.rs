@@ -14,6 +14,7 @@
 mod compare;
 mod replay;
 mod spans;
+mod stacks;
 mod trace;
 mod truth;
 
@@ -200,15 +201,20 @@ impl Drop for Stops {
     }
 }
 
-/// Runs a program under the agent and compares every checkpoint.
-fn prove(run: Run<'_>) {
+/// A program under the agent.
+fn traced(run: &Run<'_>) -> Command {
     let mut command = run.agent("trace");
     command
         .args(["--json", "-o"])
         .arg(run.path("trace"))
         .arg("--")
         .args(run.words());
-    let mut program = Stops::start(&mut command, &run.path("errors"));
+    command
+}
+
+/// Runs a program under the agent and compares every checkpoint.
+fn prove(run: Run<'_>) {
+    let mut program = Stops::start(&mut traced(&run), &run.path("errors"));
     let names = program.follow(REST, None);
 
     let agent = run.project.binary("vramscope-agent");
@@ -377,7 +383,8 @@ fn on_the_allocator(test: &str, settings: &str) {
     prove(Run::new(&project, &[&harness], settings, &small.libraries));
 }
 
-fn on_all_of_pytorch(test: &str, settings: &str) {
+/// All of PyTorch, or the reason, said aloud, why it is not there.
+fn prepared_full(test: &str) -> Option<(Project, torch::Full)> {
     let prepared = project().and_then(|project| {
         let cache = torch::cache_folder().map_err(|error| format!("{error:#}"))?;
         let full = torch::find_full(&cache).ok_or_else(|| {
@@ -387,9 +394,13 @@ fn on_all_of_pytorch(test: &str, settings: &str) {
         })?;
         Ok((project, full))
     });
-    let (project, full) = match prepared {
-        Ok(prepared) => prepared,
-        Err(reason) => return say(&format!("SKIPPED {test}: {reason}")),
+    let said = prepared.map_err(|reason| say(&format!("SKIPPED {test}: {reason}")));
+    said.ok()
+}
+
+fn on_all_of_pytorch(test: &str, settings: &str) {
+    let Some((project, full)) = prepared_full(test) else {
+        return;
     };
     let _turn = take_turn();
     let script = project.root.join("agent/fakes/torch/script.py");

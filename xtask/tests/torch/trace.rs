@@ -99,7 +99,8 @@ impl Trace {
     }
 }
 
-fn rows(agent: &Path, folder: &Path, table: &str) -> Vec<Row> {
+/// All rows of a table.
+pub fn rows(agent: &Path, folder: &Path, table: &str) -> Vec<Row> {
     let output = Command::new(agent)
         .arg("rows")
         .arg(folder)
