@@ -43,7 +43,7 @@ fn an_address_that_is_not_loopback_is_refused() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:7717"] {
         let error = refusal(&["--data", folder, "--listen", address]);
         assert!(
-            error.contains("no credentials can be configured yet"),
+            error.contains("no credentials are configured"),
             "{address}: {error}"
         );
     }
