@@ -44,6 +44,8 @@ pub struct Net {
 impl Net {
     pub fn new(identity: Option<Identity>) -> std::result::Result<Net, Error> {
         let tls = identity.map(|identity| {
+            // tonic takes the process's provider, and two are compiled in. One that is set stays.
+            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
             ClientTlsConfig::new()
                 .ca_certificate(Certificate::from_pem(&identity.authority))
                 .identity(tonic::transport::Identity::from_pem(

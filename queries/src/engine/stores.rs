@@ -28,10 +28,12 @@ use vramscope_wire::Table;
 use crate::Error;
 use crate::store::{self, Place};
 
+const SCHEME: &str = "vramscope";
+
 /// The URL of a table's store.
 pub fn url(table: Table) -> Url {
     // Names of tables are letters and underscores.
-    Url::parse(&format!("vramscope://{}", table.name())).expect("a URL")
+    Url::parse(&format!("{SCHEME}://{}", table.name())).expect("a URL")
 }
 
 /// The stores of a place's tables, as the only ones that a runtime has.
@@ -80,10 +82,16 @@ impl ObjectStoreRegistry for Tables {
         None
     }
 
-    fn get_store(&self, url: &Url) -> QueryResult<Arc<dyn ObjectStore>> {
-        self.0.get(url).map(Arc::clone).ok_or_else(|| {
+    fn get_store(&self, wanted: &Url) -> QueryResult<Arc<dyn ObjectStore>> {
+        // Of a file's URL only the table counts; some spell it with a `/` behind.
+        let table = match wanted.scheme() {
+            SCHEME => wanted.host_str().and_then(Table::by_name),
+            _ => None,
+        };
+        let store = table.and_then(|table| self.0.get(&url(table)));
+        store.map(Arc::clone).ok_or_else(|| {
             DataFusionError::Execution(format!(
-                "{url} is not a table of the lake; a worker reads nothing else"
+                "{wanted} is not a table of the lake; a worker reads nothing else"
             ))
         })
     }
@@ -149,6 +157,7 @@ impl ObjectStore for ReadOnly {
 
 #[cfg(test)]
 mod tests {
+    use datafusion::execution::object_store::ObjectStoreUrl;
     use deltalake::logstore::object_store::ObjectStoreExt;
 
     use super::*;
@@ -161,6 +170,9 @@ mod tests {
         std::fs::write(dir.path().join("secret"), "x").unwrap();
         let tables = Tables::of(&Place::parse(dir.path()).unwrap()).unwrap();
         let stacks = tables.get_store(&url(Table::Stacks)).unwrap();
+        // As DataFusion asks.
+        let object_store = ObjectStoreUrl::parse(url(Table::Stacks)).unwrap();
+        assert!(tables.get_store(object_store.as_ref()).is_ok());
         let file = stacks.get(&Path::from("1.parquet")).await.unwrap();
         assert_eq!(file.bytes().await.unwrap(), "x");
         for elsewhere in ["../secret", "/etc/passwd", "etc/passwd"] {
