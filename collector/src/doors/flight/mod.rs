@@ -98,7 +98,7 @@ impl FlightDoor {
         let rows = rows
             .into_stream()
             .map_err(|error| FlightError::Tonic(Box::new(status(error))));
-        let mut response = flight(schema, rows);
+        let mut response = flight(Arc::new(loosened(&schema)), rows);
         let lossy = loss.as_ref().map(|loss| loss.windows > 0);
         let lossy = lossy.map_or("unknown", |lossy| if lossy { "true" } else { "false" });
         let note = loss.as_ref().and_then(Loss::note);
@@ -128,7 +128,7 @@ impl FlightDoor {
         let question = handle.question(caller(&request)?, time)?;
         let schema = self.gate.schema(&question).await.map_err(status)?;
         let ticket = ticket(handle.encode_to_vec().into());
-        info(&schema, ticket, request.into_inner())
+        info(&loosened(&schema), ticket, request.into_inner())
     }
 }
 
@@ -188,6 +188,17 @@ fn info(
         .with_endpoint(endpoint)
         .with_descriptor(descriptor);
     Ok(Response::new(info))
+}
+
+/// The columns of an answer as clients are told them: all may be NULL. What cannot be is found out
+/// while a query is planned, once with and once without its parameters' values, and clients refuse
+/// rows whose columns are not those that were announced.
+fn loosened(schema: &Schema) -> Schema {
+    let loose = |field: &Arc<Field>| field.as_ref().clone().with_nullable(true);
+    Schema::new_with_metadata(
+        schema.fields().iter().map(loose).collect::<Vec<_>>(),
+        schema.metadata().clone(),
+    )
 }
 
 /// A schema as messages carry it; nothing for one without columns.
@@ -297,7 +308,7 @@ impl FlightSqlService for FlightDoor {
         let shape = self.gate.shape(&question).await.map_err(status)?;
         Ok(ActionCreatePreparedStatementResult {
             prepared_statement_handle: handle.encode_to_vec().into(),
-            dataset_schema: schema_bytes(&shape.columns)?,
+            dataset_schema: schema_bytes(&loosened(&shape.columns))?,
             parameter_schema: match shape.parameters.is_empty() {
                 true => Bytes::new(),
                 false => schema_bytes(&parameters(&shape))?,

@@ -238,6 +238,9 @@ fn respond(
     Ok(response)
 }
 
+/// Time for the last piece of a failed answer to reach the client before the transfer breaks off.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 /// Where the writing of an answer stands.
 enum Stage {
     Head(Bytes, Option<RecordBatch>),
@@ -300,6 +303,8 @@ impl Writing {
             })),
             Stage::Broken => {
                 self.stage = Stage::Done;
+                // What was written last is only sent while there is a pause, and it says why.
+                tokio::time::sleep(LAST_WORDS).await;
                 Some(Err(io::Error::other("the query failed")))
             }
             Stage::Done => None,
