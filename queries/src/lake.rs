@@ -7,8 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use datafusion::catalog::TableProvider;
-use datafusion::common::ScalarValue;
+use arrow::datatypes::SchemaRef;
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::{ScalarValue, Statistics};
+use datafusion::logical_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SessionContext, lit};
 use deltalake::{DeltaTable, DeltaTableBuilder};
 use url::Url;
@@ -102,10 +106,58 @@ pub async fn provider(
     session: &SessionContext,
     table: &DeltaTable,
 ) -> Result<Arc<dyn TableProvider>, Error> {
-    Ok(table
+    let provider = table
         .table_provider()
         .with_session(Arc::new(session.state()))
-        .await?)
+        .await?;
+    Ok(Arc::new(Delta(provider)))
+}
+
+/// A table as the Delta library provides it, except that it is not given filters without columns.
+/// It says that it applies those exactly and passes over one that is NULL, as `host = NULL` becomes:
+/// `WHERE seq = 1 AND host = NULL` gave rows.
+#[derive(Debug)]
+struct Delta(Arc<dyn TableProvider>);
+
+#[async_trait]
+impl TableProvider for Delta {
+    fn schema(&self) -> SchemaRef {
+        self.0.schema()
+    }
+
+    fn table_type(&self) -> TableType {
+        self.0.table_type()
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> datafusion::error::Result<Arc<dyn ExecutionPlan>> {
+        self.0.scan(state, projection, filters, limit).await
+    }
+
+    fn supports_filters_pushdown(
+        &self,
+        filters: &[&Expr],
+    ) -> datafusion::error::Result<Vec<TableProviderFilterPushDown>> {
+        let supported = self.0.supports_filters_pushdown(filters)?;
+        let each = supported.into_iter().zip(filters);
+        Ok(each
+            .map(
+                |(supported, filter)| match filter.column_refs().is_empty() {
+                    true => TableProviderFilterPushDown::Unsupported,
+                    false => supported,
+                },
+            )
+            .collect())
+    }
+
+    fn statistics(&self) -> Option<Statistics> {
+        self.0.statistics()
+    }
 }
 
 /// The live files of a table at the version it is at, if they lie on a local disk.

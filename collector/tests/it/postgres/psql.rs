@@ -101,7 +101,9 @@ async fn the_catalog_is_listed() {
         );
     }
     let (view, errors) = run(port, &["\\d+ tetrahedron"]).unwrap();
-    assert!(view.contains("View definition:"), "{view}{errors}");
+    // What the view's own header says of a column.
+    let told = "process_id|bigint||||plain|one process lifetime";
+    assert!(view.contains(told), "{view}{errors}");
 
     for (command, expected) in [
         ("\\l", "vramscope|vramscope|UTF8|"),

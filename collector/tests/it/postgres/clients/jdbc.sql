@@ -20,5 +20,3 @@ SELECT setting FROM pg_catalog.pg_settings WHERE name='max_index_keys';
 SELECT NULL AS table_cat, n.nspname AS table_schem, ct.relname AS table_name, a.attname AS column_name, ci.relname AS pk_name FROM pg_catalog.pg_class ct JOIN pg_catalog.pg_attribute a ON (ct.oid = a.attrelid) JOIN pg_catalog.pg_namespace n ON (ct.relnamespace = n.oid) JOIN pg_catalog.pg_index i ON ( a.attrelid = i.indrelid) JOIN pg_catalog.pg_class ci ON (ci.oid = i.indexrelid) WHERE true  AND n.nspname = 'public' AND ct.relname = 'alloc_events' AND i.indisprimary ORDER BY table_name, pk_name;
 -- kinds of tables
 SELECT DISTINCT c.relkind FROM pg_catalog.pg_class c ORDER BY 1;
--- whether a type is an array
-SELECT typinput='pg_catalog.array_in'::regproc as is_array, typtype, typname, oid FROM pg_catalog.pg_type WHERE typname = '_text';
