@@ -11,7 +11,7 @@ use deltalake::writer::{DeltaWriter, RecordBatchWriter};
 use deltalake::{DeltaTable, DeltaTableError};
 use vramscope_wire::Table;
 
-use super::{Lake, LakeError, delta_error, rows, transaction};
+use super::{Lake, LakeError, delta_error, rows, survive, transaction};
 
 /// Commits between two checkpoints of the table's log.
 const CHECKPOINT_INTERVAL: u64 = 100;
@@ -58,8 +58,11 @@ async fn commit(
     number: u64,
 ) -> Result<u64, DeltaTableError> {
     let mut files = RecordBatchWriter::for_table(delta)?;
-    files.write(batch).await?;
-    let adds = files.flush().await?.into_iter().map(Action::Add).collect();
+    let adds = survive(async {
+        files.write(batch).await?;
+        files.flush().await
+    });
+    let adds = adds.await?.into_iter().map(Action::Add).collect();
     let columns = rows::partition_columns(table).iter();
     let partition_by: Vec<String> = columns.map(|name| name.to_string()).collect();
     let operation = DeltaOperation::Write {

@@ -32,6 +32,7 @@ use deltalake::kernel::transaction::{CommitProperties, TransactionError};
 use deltalake::kernel::{StructField, StructType};
 use deltalake::operations::create::CreateBuilder;
 use deltalake::{DeltaTable, DeltaTableBuilder, DeltaTableError};
+use futures::FutureExt;
 use vramscope_queries::store::Place;
 use vramscope_wire::Table;
 
@@ -126,6 +127,23 @@ fn delta_error(table: Table) -> impl FnOnce(DeltaTableError) -> LakeError {
 fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> LakeError {
     let path = path.to_path_buf();
     move |source| LakeError::Io { path, source }
+}
+
+/// Runs work of the Delta library that writes files. Its writer panics when an upload fails at its
+/// very end (it aborts what is shut down already), and a bucket that is away for a moment must not
+/// end the thread of the committer or of the upkeep.
+async fn survive<T>(
+    work: impl Future<Output = Result<T, DeltaTableError>>,
+) -> Result<T, DeltaTableError> {
+    let done = std::panic::AssertUnwindSafe(work).catch_unwind().await;
+    done.unwrap_or_else(|panic| {
+        let text = match panic.downcast_ref::<String>() {
+            Some(text) => text.as_str(),
+            None => panic.downcast_ref::<&str>().copied().unwrap_or("panic"),
+        };
+        let failed = format!("failed to write files: {text}");
+        Err(DeltaTableError::Generic(failed))
+    })
 }
 
 /// The open tables. The committer adds to them, [`upkeep`] rearranges them.
@@ -409,4 +427,19 @@ fn arrow_schema(delta: &DeltaTable) -> Result<Schema, DeltaTableError> {
         .as_ref()
         .try_into_arrow()
         .map_err(DeltaTableError::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_of_the_library_is_an_error() {
+        fn dies() -> Result<(), DeltaTableError> {
+            panic!("Already {}", "shut down")
+        }
+        let error = survive(async { dies() }).await.unwrap_err();
+        assert!(error.to_string().contains("Already shut down"), "{error}");
+        assert_eq!(survive(async { Ok(1) }).await.unwrap(), 1);
+    }
 }

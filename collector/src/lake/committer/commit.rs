@@ -12,7 +12,7 @@ use deltalake::writer::{DeltaWriter, RecordBatchWriter};
 use deltalake::{DeltaTable, DeltaTableError};
 use vramscope_wire::Table;
 
-use super::super::{Lake, LakeError, delta_error, layout, rows};
+use super::super::{Lake, LakeError, delta_error, layout, rows, survive};
 
 /// What a commit says beside its actions: a key of the commit's information, and what is there.
 pub(super) type Note = (&'static str, serde_json::Value);
@@ -91,7 +91,7 @@ pub(super) async fn commit(
     marks: &Marks,
     note: Option<Note>,
 ) -> Result<u64, LakeError> {
-    let adds = write(&lake.table(table), table, chunks)
+    let adds = survive(write(&lake.table(table), table, chunks))
         .await
         .map_err(delta_error(table))?;
     let _turn = lake.turn(table).await;

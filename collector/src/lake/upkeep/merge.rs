@@ -46,7 +46,7 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use vramscope_wire::Table;
 
 use super::{Pace, UpkeepError};
-use crate::lake::{layout, rows};
+use crate::lake::{layout, rows, survive};
 
 /// Decoded bytes of a batch, about.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -229,13 +229,12 @@ impl Inputs {
             };
             rows_out += batch.num_rows() as u64;
             if batch.num_rows() > 0 {
-                writer
-                    .write_partition(batch, &partition, WriteMode::Default)
+                survive(writer.write_partition(batch, &partition, WriteMode::Default))
                     .await
                     .map_err(failed)?;
             }
         }
-        let mut adds = writer.flush().await.map_err(failed)?;
+        let mut adds = survive(writer.flush()).await.map_err(failed)?;
         adds.iter_mut().for_each(|add| add.data_change = false);
         let dropped = stacks.map_or(0, |stacks| stacks.dropped);
         if rows_read != rows_in || rows_out + dropped != rows_in {
