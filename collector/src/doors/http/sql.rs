@@ -23,6 +23,9 @@ use crate::query::{Door, MAX_SQL_BYTES, QueryId, Question, Rows};
 /// Largest body: the longest statement, escaped, and the rest.
 const MAX_BODY_BYTES: usize = MAX_SQL_BYTES + MAX_SQL_BYTES / 2;
 
+/// How long a client that reads has for the last of a broken answer.
+const FLUSH: Duration = Duration::from_millis(500);
+
 /// One question.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -300,6 +303,8 @@ impl Writing {
             })),
             Stage::Broken => {
                 self.stage = Stage::Done;
+                // What was written goes out while nothing more comes; a break at once drops it.
+                tokio::time::sleep(FLUSH).await;
                 Some(Err(io::Error::other("the query failed")))
             }
             Stage::Done => None,
