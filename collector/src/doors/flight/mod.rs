@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::IpcWriteOptions;
-use arrow::record_batch::RecordBatch;
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use arrow_flight::decode::FlightRecordBatchStream;
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
@@ -94,11 +94,13 @@ impl FlightDoor {
         };
         let (rows, loss) = tokio::join!(self.gate.answer(question), loss);
         let rows = rows.map_err(status)?;
-        let (schema, id) = (Arc::clone(&rows.schema), rows.id.to_string());
-        let rows = rows
-            .into_stream()
-            .map_err(|error| FlightError::Tonic(Box::new(status(error))));
-        let mut response = flight(Arc::new(loosened(&schema)), rows);
+        let (schema, id) = (announced(&rows.schema), rows.id.to_string());
+        let as_announced = Arc::clone(&schema);
+        let rows = rows.into_stream().map(move |batch| {
+            let batch = batch.map_err(|error| FlightError::Tonic(Box::new(status(error))))?;
+            Ok(fitted(&as_announced, &batch)?)
+        });
+        let mut response = flight(schema, rows);
         let lossy = loss.as_ref().map(|loss| loss.windows > 0);
         let lossy = lossy.map_or("unknown", |lossy| if lossy { "true" } else { "false" });
         let note = loss.as_ref().and_then(Loss::note);
@@ -128,8 +130,21 @@ impl FlightDoor {
         let question = handle.question(caller(&request)?, time)?;
         let schema = self.gate.schema(&question).await.map_err(status)?;
         let ticket = ticket(handle.encode_to_vec().into());
-        info(&loosened(&schema), ticket, request.into_inner())
+        info(&announced(&schema), ticket, request.into_inner())
     }
+}
+
+/// A schema that plan and rows agree on. The engine knows more of which columns are never NULL when
+/// it runs than when it plans, and ADBC takes only rows whose schema is the announced one.
+fn announced(schema: &Schema) -> SchemaRef {
+    let fields = schema.fields().iter();
+    let fields = fields.map(|field| Field::new(field.name(), field.data_type().clone(), true));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
+fn fitted(schema: &SchemaRef, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(Arc::clone(schema), batch.columns().to_vec(), &options)
 }
 
 /// Who asks, as the guard before the door has found out.
@@ -188,17 +203,6 @@ fn info(
         .with_endpoint(endpoint)
         .with_descriptor(descriptor);
     Ok(Response::new(info))
-}
-
-/// The columns of an answer as clients are told them: all may be NULL. What cannot be is found out
-/// while a query is planned, once with and once without its parameters' values, and clients refuse
-/// rows whose columns are not those that were announced.
-fn loosened(schema: &Schema) -> Schema {
-    let loose = |field: &Arc<Field>| field.as_ref().clone().with_nullable(true);
-    Schema::new_with_metadata(
-        schema.fields().iter().map(loose).collect::<Vec<_>>(),
-        schema.metadata().clone(),
-    )
 }
 
 /// A schema as messages carry it; nothing for one without columns.
@@ -308,7 +312,7 @@ impl FlightSqlService for FlightDoor {
         let shape = self.gate.shape(&question).await.map_err(status)?;
         Ok(ActionCreatePreparedStatementResult {
             prepared_statement_handle: handle.encode_to_vec().into(),
-            dataset_schema: schema_bytes(&loosened(&shape.columns))?,
+            dataset_schema: schema_bytes(&announced(&shape.columns))?,
             parameter_schema: match shape.parameters.is_empty() {
                 true => Bytes::new(),
                 false => schema_bytes(&parameters(&shape))?,

@@ -23,6 +23,9 @@ use crate::query::{Door, MAX_SQL_BYTES, QueryId, Question, Rows};
 /// Largest body: the longest statement, escaped, and the rest.
 const MAX_BODY_BYTES: usize = MAX_SQL_BYTES + MAX_SQL_BYTES / 2;
 
+/// How long a client that reads has for the last of a broken answer.
+const FLUSH: Duration = Duration::from_millis(500);
+
 /// One question.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -238,9 +241,6 @@ fn respond(
     Ok(response)
 }
 
-/// Time for the last piece of a failed answer to reach the client before the transfer breaks off.
-const LAST_WORDS: Duration = Duration::from_millis(200);
-
 /// Where the writing of an answer stands.
 enum Stage {
     Head(Bytes, Option<RecordBatch>),
@@ -303,8 +303,8 @@ impl Writing {
             })),
             Stage::Broken => {
                 self.stage = Stage::Done;
-                // What was written last is only sent while there is a pause, and it says why.
-                tokio::time::sleep(LAST_WORDS).await;
+                // What was written goes out while nothing more comes; a break at once drops it.
+                tokio::time::sleep(FLUSH).await;
                 Some(Err(io::Error::other("the query failed")))
             }
             Stage::Done => None,
