@@ -204,10 +204,10 @@ async fn a_worker_that_is_gone_is_named() {
     let folder = Folder::open(lake.path(), options).await.unwrap();
     let sql = "SELECT host, count(*) FROM alloc_events GROUP BY host";
     answer(&folder, sql).await.unwrap();
-    let url = goes.url.clone();
+    let address = goes.url.trim_start_matches("http://").to_string();
     drop(goes);
     let error = answer(&folder, sql).await.unwrap_err().to_string();
-    assert!(error.contains("worker") || error.contains(&url), "{error}");
+    assert!(error.contains(&address), "{error}");
 }
 
 #[test]
