@@ -41,6 +41,8 @@ pub struct Collector {
     child: Child,
     out: BufReader<ChildStdout>,
     pub address: String,
+    /// Standard error, if it is kept.
+    log: Option<std::thread::JoinHandle<String>>,
 }
 
 impl Collector {
@@ -73,10 +75,19 @@ impl Collector {
             .spawn()
             .unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
+        // Read as it comes: a pipe that nobody empties stops whoever writes into it.
+        let log = child.stderr.take().map(|mut stderr| {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                stderr.read_to_string(&mut text).unwrap();
+                text
+            })
+        });
         let mut collector = Collector {
             address: String::new(),
             out,
             child,
+            log,
         };
         collector.address = format!("http://{}", collector.announced("listening on "));
         collector
@@ -119,14 +130,9 @@ impl Collector {
 
     /// SIGTERM; what it wrote to standard error.
     pub fn stop_and_read_log(mut self) -> String {
-        let mut stderr = self.child.stderr.take().unwrap();
-        let reader = std::thread::spawn(move || {
-            let mut text = String::new();
-            stderr.read_to_string(&mut text).unwrap();
-            text
-        });
+        let log = self.log.take().unwrap();
         assert!(self.stop().success());
-        reader.join().unwrap()
+        log.join().unwrap()
     }
 }
 
