@@ -122,6 +122,15 @@ fn of_engine(error: &DataFusionError) -> Class {
             _ => Class::Value,
         },
         DataFusionError::ResourcesExhausted(_) => Class::Memory,
+        // What is spilled has its limit too, and the engine tells it as an error of input and
+        // output.
+        DataFusionError::IoError(error)
+            if error
+                .to_string()
+                .contains("space during the spilling process") =>
+        {
+            Class::Memory
+        }
         _ => Class::Internal,
     }
 }

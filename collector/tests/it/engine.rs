@@ -204,16 +204,7 @@ async fn a_worker_that_is_gone_is_named() {
     let folder = Folder::open(lake.path(), options).await.unwrap();
     let sql = "SELECT host, count(*) FROM alloc_events GROUP BY host";
     answer(&folder, sql).await.unwrap();
-<<<<<<< HEAD
-    let address = goes
-        .url
-        .rsplit('/')
-        .find(|part| !part.is_empty())
-        .unwrap()
-        .to_string();
-=======
     let address = goes.url.trim_start_matches("http://").to_string();
->>>>>>> six-g
     drop(goes);
     let error = answer(&folder, sql).await.unwrap_err().to_string();
     assert!(error.contains(&address), "{error}");

@@ -76,13 +76,12 @@ async fn values_travel_in_binary_both_ways() {
         .unwrap();
     assert_eq!(row.get::<_, Option<i64>>(0), None);
 
-    let row = client
-        .query_one(
-            "SELECT make_array(1, NULL, 3), count(*) FROM alloc_events WHERE seq = ANY($1)",
-            &[&vec![1i64, 3]],
-        )
+    let any = "SELECT make_array(1, NULL, 3), count(*) FROM alloc_events WHERE seq = ANY($1)";
+    let any = client
+        .prepare_typed(any, &[Type::INT8_ARRAY])
         .await
         .unwrap();
+    let row = client.query_one(&any, &[&vec![1i64, 3]]).await.unwrap();
     assert_eq!(row.get::<_, Vec<Option<i64>>>(0), [Some(1), None, Some(3)]);
     assert_eq!(row.get::<_, i64>(1), 2);
 
