@@ -115,6 +115,10 @@ fn of_engine(error: &DataFusionError) -> Class {
         | DataFusionError::Substrait(_) => Class::Semantics,
         DataFusionError::Execution(_) => Class::Value,
         DataFusionError::ArrowError(error, _) => match error.as_ref() {
+            // What is spilled has its limit too, and the engine tells it as this.
+            ArrowError::IoError(text, _) if text.contains("space during the spilling process") => {
+                Class::Memory
+            }
             ArrowError::IoError(..)
             | ArrowError::ExternalError(_)
             | ArrowError::IpcError(_)
@@ -122,15 +126,6 @@ fn of_engine(error: &DataFusionError) -> Class {
             _ => Class::Value,
         },
         DataFusionError::ResourcesExhausted(_) => Class::Memory,
-        // What is spilled has its limit too, and the engine tells it as an error of input and
-        // output.
-        DataFusionError::IoError(error)
-            if error
-                .to_string()
-                .contains("space during the spilling process") =>
-        {
-            Class::Memory
-        }
         _ => Class::Internal,
     }
 }

@@ -25,7 +25,6 @@ use datafusion::physical_expr::expressions::{BinaryExpr, Column, Literal};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 
 /// The function.
@@ -104,7 +103,8 @@ fn same(texts: &StringArray, word: &[u8]) -> BooleanArray {
     BooleanArray::new(same, texts.nulls().cloned())
 }
 
-/// Puts `same_text` in place of comparisons in filters and projections.
+/// Puts `same_text` in place of comparisons in projections. Not in filters: a column that a filter
+/// compares with a word is a constant to the planner, which has left it out of sort orders.
 #[derive(Debug)]
 pub(crate) struct SameTextInsteadOfEquals {
     function: Arc<ScalarUDF>,
@@ -143,14 +143,7 @@ impl SameTextInsteadOfEquals {
         plan: Arc<dyn ExecutionPlan>,
         config: &Arc<ConfigOptions>,
     ) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
-        if let Some(filter) = plan.downcast_ref::<FilterExec>() {
-            let schema = filter.input().schema();
-            let predicate = self.quick(Arc::clone(filter.predicate()), &schema, config)?;
-            if predicate.transformed {
-                let quick = FilterExecBuilder::from(filter).with_predicate(predicate.data);
-                return Ok(Transformed::yes(Arc::new(quick.build()?)));
-            }
-        } else if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
+        if let Some(projection) = plan.downcast_ref::<ProjectionExec>() {
             let schema = projection.input().schema();
             let mut changed = false;
             let mut columns = Vec::with_capacity(projection.expr().len());

@@ -86,7 +86,7 @@ async fn values_travel_in_binary_both_ways() {
     assert_eq!(row.get::<_, i64>(1), 2);
 
     let typed = client
-        .prepare_typed("SELECT $1, $2", &[Type::FLOAT8, Type::INT4])
+        .prepare_typed("SELECT $1 AS a, $2 AS b", &[Type::FLOAT8, Type::INT4])
         .await
         .unwrap();
     let row = client.query_one(&typed, &[&0.5f64, &-7i32]).await.unwrap();
