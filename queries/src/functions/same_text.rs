@@ -262,13 +262,13 @@ mod tests {
         for (sql, calls) in [
             (
                 "SELECT n FROM t WHERE op = 'free' OR op = 'alloc' ORDER BY n",
-                true,
+                false,
             ),
             (
                 "SELECT op = 'free' AS is_free, NOT op = 'free', n FROM t ORDER BY n",
                 true,
             ),
-            ("SELECT count(*) FROM t WHERE 'free' = op AND n < 9", true),
+            ("SELECT count(*) FROM t WHERE 'free' = op AND n < 9", false),
             ("SELECT n FROM t WHERE op = NULL", false),
             ("SELECT n FROM t WHERE op <> 'free' ORDER BY n", false),
             ("SELECT n FROM t WHERE n = 2", false),
