@@ -23,17 +23,27 @@ use crate::lake::Lake;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// How long the rows of each table are kept; a table that is not named keeps its default.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// How long the rows of each table with a time are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retention(BTreeMap<Table, Option<Duration>>);
+
+impl Default for Retention {
+    fn default() -> Self {
+        Retention(timed().map(|table| (table, default(table))).collect())
+    }
+}
 
 impl Retention {
     /// How long a table's rows are kept; `None` is for ever.
     pub fn of(&self, table: Table) -> Option<Duration> {
-        self.0
-            .get(&table)
-            .copied()
-            .unwrap_or_else(|| default(table))
+        self.0.get(&table).copied().flatten()
+    }
+
+    /// The defaults, but for what is given.
+    fn with(given: BTreeMap<Table, Option<Duration>>) -> Self {
+        let mut kept = Retention::default();
+        kept.0.extend(given);
+        kept
     }
 
     /// The moment before which a table's rows are past their time.
@@ -113,7 +123,7 @@ impl FromStr for Retention {
             let (table, time) = entry(table.trim(), time.trim())?;
             kept.insert(table, time);
         }
-        Ok(Retention(kept))
+        Ok(Retention::with(kept))
     }
 }
 
@@ -129,7 +139,9 @@ impl<'de> Deserialize<'de> for Retention {
         let given = BTreeMap::<String, String>::deserialize(deserializer)?;
         let entries = given.iter().map(|(table, kept)| entry(table, kept));
         let entries = entries.collect::<Result<_, _>>();
-        entries.map(Retention).map_err(serde::de::Error::custom)
+        entries
+            .map(Retention::with)
+            .map_err(serde::de::Error::custom)
     }
 }
 
