@@ -46,8 +46,29 @@ use crate::requests::service::Desk;
 /// How long running queries and streams may take to end after a signal to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Takes as many open files as the system lets this process have: each connection is one, and the
+/// usual soft limit of 1,024 is there for programs that use `select`, which this one does not.
+fn raise_open_files() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the structure lives through both calls, which only read or fill it.
+    let done = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0
+        }
+    };
+    if !done {
+        let error = std::io::Error::last_os_error();
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 /// Serves until SIGINT or SIGTERM.
 pub async fn run(config: &Config) -> anyhow::Result<()> {
+    raise_open_files();
     let Some(data) = &config.data else {
         bail!(
             "no data folder; give --data DIR, VRAMSCOPE_COLLECTOR_DATA, or `data` in the configuration"
@@ -175,7 +196,8 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
             tracing::error!("certificates and credentials are not read anew: {error:#}");
         }
     });
-    let connections = Doorway::open(listener, access.clone(), Protocol::Grpc)
+    let most = Some(config.max_connections);
+    let connections = Doorway::open(listener, access.clone(), Protocol::Grpc, most)
         .context("failed to accept connections")?;
     let http = match http_listener {
         None => None,
@@ -183,7 +205,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
             let address = listener
                 .local_addr()
                 .context("failed to read the port of the HTTP door")?;
-            let doorway = Doorway::open(listener, access.clone(), Protocol::Http)
+            let doorway = Doorway::open(listener, access.clone(), Protocol::Http, None)
                 .context("failed to accept HTTP connections")?;
             let door = HttpDoor::new(gate.clone(), access.clone(), Arc::clone(&health));
             let bounds = http::Bounds {

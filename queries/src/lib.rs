@@ -41,5 +41,6 @@ pub mod statements;
 pub mod store;
 pub mod trace;
 pub mod views;
+mod yielding;
 
 pub use error::Error;

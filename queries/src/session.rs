@@ -33,6 +33,7 @@ use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
 use crate::engine::Engine;
+use crate::yielding::YieldAfterJoins;
 use crate::{Error, functions, leaks};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
@@ -131,7 +132,8 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_runtime_env(Arc::clone(runtime))
-        .with_default_features();
+        .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(YieldAfterJoins));
     let session = SessionContext::new_with_state(functions::plan_with(state).build());
     functions::register(&session);
     leaks::register(&session);

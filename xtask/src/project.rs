@@ -3,7 +3,7 @@
 //! The target folder is asked of cargo, never assumed: `CARGO_TARGET_DIR` and configuration
 //! files may put it anywhere (CI keeps it in the user's cache).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -18,9 +18,12 @@ pub struct Project {
 }
 
 impl Project {
-    /// Finds the checkout this program was built from, and asks cargo for its target folder.
+    /// Finds the checkout that cargo runs this program in, or else the one it was built from, and
+    /// asks cargo for its target folder. Two checkouts with one target folder share the program.
     pub fn find() -> Result<Self> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        let package = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = package
             .parent()
             .context("xtask lies in no folder")?
             .to_path_buf();

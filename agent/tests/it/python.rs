@@ -145,7 +145,7 @@ fn is_read(status: &serde_json::Value, pid: u32) -> bool {
 }
 
 fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap())
         .join("tests/it/python")
         .join(name)
 }

@@ -4,6 +4,7 @@
 //! - with TLS configured nothing is spoken in the clear: what does not shake hands is closed;
 //! - a connection keeps the certificates it shook hands with; the next one gets what is then in
 //!   force;
+//! - a door with a limit holds so many connections; one more is closed at once, and counted;
 //! - a handshake has [`HANDSHAKE`] time, and [`MAX_HANDSHAKES`] run at once: who connects and
 //!   says nothing holds up nobody else for long.
 
@@ -12,25 +13,29 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::connect_info::Connected as AxumConnected;
 use axum::serve::{IncomingStream, Listener};
 use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use super::Access;
 use super::tls::Protocol;
+use crate::metrics::{DoorLabels, METRICS};
 
 /// Longest time that a handshake may take.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes at once, for each door.
 pub const MAX_HANDSHAKES: usize = 1024;
+
+/// Time between two complaints about too many connections.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// The other end of a connection.
 #[derive(Debug, Clone)]
@@ -52,6 +57,31 @@ impl AxumConnected<IncomingStream<'_, Doorway>> for Peer {
 pub struct Io {
     stream: Inner,
     peer: Peer,
+    _place: Option<Place>,
+}
+
+/// One of the connections that a door may have; free again when it is dropped.
+#[derive(Debug)]
+struct Place {
+    labels: DoorLabels,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    fn new(door: &'static str, permit: OwnedSemaphorePermit) -> Place {
+        let labels = DoorLabels { door };
+        METRICS.connections.get_or_create(&labels).inc();
+        Place {
+            labels,
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        METRICS.connections.get_or_create(&self.labels).dec();
+    }
 }
 
 #[derive(Debug)]
@@ -136,11 +166,17 @@ pub struct Doorway {
 }
 
 impl Doorway {
-    /// Begins to accept.
-    pub fn open(listener: TcpListener, access: Access, protocol: Protocol) -> io::Result<Doorway> {
+    /// Begins to accept: `most` connections at a time, or as many as come.
+    pub fn open(
+        listener: TcpListener,
+        access: Access,
+        protocol: Protocol,
+        most: Option<usize>,
+    ) -> io::Result<Doorway> {
         let address = listener.local_addr()?;
         let (send, connections) = mpsc::channel(16);
-        let task = tokio::spawn(accept(listener, access, protocol, send));
+        let places = most.map(|most| Arc::new(Semaphore::new(most)));
+        let task = tokio::spawn(accept(listener, access, protocol, places, send));
         Ok(Doorway {
             address,
             connections,
@@ -190,12 +226,14 @@ async fn accept(
     listener: TcpListener,
     access: Access,
     protocol: Protocol,
+    places: Option<Arc<Semaphore>>,
     connections: mpsc::Sender<Io>,
 ) {
+    let mut told: Option<Instant> = None;
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
         // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&handshakes).acquire_owned().await else {
+        let Ok(handshake) = Arc::clone(&handshakes).acquire_owned().await else {
             return;
         };
         let (stream, address) = match listener.accept().await {
@@ -207,16 +245,37 @@ async fn accept(
                 continue;
             }
         };
+        let place = match &places {
+            None => None,
+            Some(places) => match Arc::clone(places).try_acquire_owned() {
+                Ok(permit) => Some(Place::new(protocol.name(), permit)),
+                Err(_) => {
+                    refuse(protocol, address, &mut told);
+                    continue;
+                }
+            },
+        };
         let (access, connections) = (access.clone(), connections.clone());
         tokio::spawn(async move {
-            let _place = place;
+            let _handshake = handshake;
             // An option of the socket; without it answers only come later.
             let _ = stream.set_nodelay(true);
-            if let Some(io) = shake_hands(&access, protocol, stream, address).await {
+            if let Some(io) = shake_hands(&access, protocol, stream, address, place).await {
                 // An error means that the door is closed.
                 let _ = connections.send(io).await;
             }
         });
+    }
+}
+
+/// Counts a connection that is closed because of the limit, and says so now and then.
+fn refuse(protocol: Protocol, address: SocketAddr, told: &mut Option<Instant>) {
+    let door = protocol.name();
+    let labels = DoorLabels { door };
+    METRICS.connections_refused.get_or_create(&labels).inc();
+    if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) {
+        tracing::warn!(door, %address, "too many connections, closing new ones; raise max_connections, or find who holds them");
+        *told = Some(Instant::now());
     }
 }
 
@@ -225,6 +284,7 @@ async fn shake_hands(
     protocol: Protocol,
     stream: TcpStream,
     address: SocketAddr,
+    place: Option<Place>,
 ) -> Option<Io> {
     let Some(config) = access.tls(protocol) else {
         return Some(Io {
@@ -233,6 +293,7 @@ async fn shake_hands(
                 address,
                 certificate: None,
             },
+            _place: place,
         });
     };
     let shaken = TlsAcceptor::from(config).accept(stream);
@@ -257,5 +318,6 @@ async fn shake_hands(
             address,
             certificate,
         },
+        _place: place,
     })
 }

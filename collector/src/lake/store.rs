@@ -123,6 +123,13 @@ fn failed(source: io::Error) -> os::Error {
     }
 }
 
+/// Says why a write failed: the Delta library's writer panics over it, which hides the cause.
+fn report(location: &Path, error: &os::Error) {
+    if !matches!(error, os::Error::AlreadyExists { .. }) {
+        tracing::error!(%location, %error, "failed to write a file of the lake");
+    }
+}
+
 /// Runs file work where it may block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -198,7 +205,8 @@ impl ObjectStore for DurableStore {
         let path = self.local.path_to_filesystem(location)?;
         let temporary = self.temporary_name(&path);
         let root = self.root.clone();
-        blocking(move || put(&path, temporary, &root, &payload, &options.mode)).await
+        let put = blocking(move || put(&path, temporary, &root, &payload, &options.mode)).await;
+        put.inspect_err(|error| report(location, error))
     }
 
     async fn put_multipart_opts(
@@ -210,6 +218,7 @@ impl ObjectStore for DurableStore {
         let upload = self.local.put_multipart_opts(location, options).await?;
         Ok(Box::new(DurableUpload {
             upload,
+            location: location.clone(),
             path,
             root: self.root.clone(),
         }))
@@ -280,6 +289,7 @@ fn sync_file(path: &FsPath, root: &FsPath) -> Result<()> {
 #[derive(Debug)]
 struct DurableUpload {
     upload: Box<dyn MultipartUpload>,
+    location: Path,
     path: PathBuf,
     root: PathBuf,
 }
@@ -291,10 +301,15 @@ impl MultipartUpload for DurableUpload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let result = self.upload.complete().await?;
+        let completed = self.upload.complete().await;
         let (path, root) = (self.path.clone(), self.root.clone());
-        blocking(move || sync_file(&path, &root)).await?;
-        Ok(result)
+        let done = match completed {
+            Ok(result) => blocking(move || sync_file(&path, &root))
+                .await
+                .map(|()| result),
+            Err(error) => Err(error),
+        };
+        done.inspect_err(|error| report(&self.location, error))
     }
 
     async fn abort(&mut self) -> Result<()> {

@@ -50,7 +50,7 @@ pub struct CommitLabels {
 /// Questions of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct QueryLabels {
-    /// flight, http or postgres.
+    /// The port: grpc (agents and Flight SQL) or http.
     pub door: &'static str,
     /// ok, error, cancelled or refused.
     pub outcome: &'static str,
@@ -68,7 +68,7 @@ pub struct RequestLabels {
 /// What a connection was turned away from, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DoorLabels {
-    /// flight, http or postgres.
+    /// The port: grpc (agents and Flight SQL) or http.
     pub door: &'static str,
 }
 
@@ -251,10 +251,12 @@ impl Metrics {
                 drop(self.query_seconds.get_or_create(&labels));
             }
         }
-        // The others' connections are not counted.
-        let labels = DoorLabels { door: "http" };
-        drop(self.connections.get_or_create(&labels));
-        drop(self.connections_refused.get_or_create(&labels));
+        // PostgreSQL's are not counted.
+        for door in ["grpc", "http"] {
+            let labels = DoorLabels { door };
+            drop(self.connections.get_or_create(&labels));
+            drop(self.connections_refused.get_or_create(&labels));
+        }
         self.access.begin_at_zero();
     }
 

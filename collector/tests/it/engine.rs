@@ -100,7 +100,7 @@ fn queries() -> Vec<(String, String)> {
             )
         })
         .collect();
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../queries/sql");
+    let dir = Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap()).join("../queries/sql");
     let mut scripts: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -113,7 +113,7 @@ fn queries() -> Vec<(String, String)> {
         for (number, record) in text.split("\n\n").enumerate() {
             let mut sql = record
                 .lines()
-                .skip_while(|line| !line.starts_with("query "))
+                .skip_while(|line| !line.starts_with("query ") || line.starts_with("query error"))
                 .skip(1)
                 .take_while(|line| *line != "----")
                 .collect::<Vec<_>>()

@@ -145,6 +145,41 @@ async fn slow_and_silent_connections_are_closed() {
     is_well(&http, &collector).await;
 }
 
+/// The agents' port has a limit of its own: one more is closed, and the others go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_agent_too_many_is_closed_and_counted() {
+    let data = tempfile::tempdir().unwrap();
+    let (collector, http) = start(data.path(), &["--max-connections", "5"]);
+    let mut held: Vec<_> = (0..5).map(|_| dial(&collector.address)).collect();
+    let closed = {
+        let mut one_more = dial(&collector.address);
+        one_more
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        tokio::task::spawn_blocking(move || std::io::Read::read(&mut one_more, &mut [0; 64]))
+            .await
+            .unwrap()
+    };
+    let is_reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+    assert!(
+        matches!(&closed, Ok(0)) || closed.as_ref().is_err_and(is_reset),
+        "{closed:?}"
+    );
+    let told = async |line: &str| {
+        let metrics = reqwest::get(format!("{http}/metrics")).await.unwrap();
+        metrics.text().await.unwrap().contains(line)
+    };
+    assert!(told("vramscope_connections{door=\"grpc\"} 5\n").await);
+    assert!(told("vramscope_connections_refused_total{door=\"grpc\"} 1\n").await);
+    held.clear();
+    let give_up = Instant::now() + Duration::from_secs(30);
+    while !told("vramscope_connections{door=\"grpc\"} 0\n").await {
+        assert!(Instant::now() < give_up);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    is_well(&http, &collector).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_idle_connections_are_borne_and_more_are_told() {
     let data = tempfile::tempdir().unwrap();

@@ -320,8 +320,8 @@ async fn the_metrics_are_those_of_the_documentation() {
     let (status, text) = get(&http, "/metrics").await;
     assert_eq!(status, 200);
     assert!(text.ends_with("# EOF\n"));
-    let page =
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/collector-metrics.md");
+    let page = std::path::Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap())
+        .join("../docs/collector-metrics.md");
     let page = std::fs::read_to_string(page).unwrap();
     let documented: BTreeSet<&str> = page
         .lines()
@@ -552,4 +552,44 @@ async fn a_query_that_wants_all_memory_leaves_some_to_others() {
     assert_eq!(greedy.await.unwrap(), 507);
     let spill = data.path().join("_spill");
     assert!(spill.is_dir());
+}
+
+/// A sort of several times a query's memory goes by way of the disk, and leaves nothing there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sort_larger_than_its_memory_spills() {
+    let data = tempfile::tempdir().unwrap();
+    let flags = [
+        "--query-memory-bytes",
+        "64MiB",
+        "--query-share-bytes",
+        "32MiB",
+    ];
+    let (_collector, http) = start(data.path(), &flags);
+    // Two columns of 8 bytes and a number in each row: 72 MB, in an order that is not the input's.
+    const ROWS: u64 = 3_000_000;
+    let sql = format!(
+        "SELECT count(*), sum(CASE WHEN r = value % 3 * 1000000 + value / 3 + 1 THEN 0 ELSE 1 END)
+         FROM (SELECT value, row_number() OVER (ORDER BY value % 3, value) AS r FROM range(0, {ROWS}))"
+    );
+    let question = tokio::spawn({
+        let http = http.clone();
+        async move { rows_of(&http, &sql).await }
+    });
+    let spilled = async || {
+        let metrics = reqwest::get(format!("{http}/metrics")).await.unwrap();
+        let metrics = metrics.text().await.unwrap();
+        let line = metrics
+            .lines()
+            .find_map(|line| line.strip_prefix("vramscope_query_spilled_bytes "))
+            .unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    let mut most = 0;
+    while !question.is_finished() {
+        most = spilled().await.max(most);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(question.await.unwrap(), [json!([ROWS, 0])]);
+    assert!(most > 0, "nothing was spilled");
+    assert_eq!(spilled().await, 0);
 }

@@ -9,7 +9,6 @@
 mod frames;
 mod pick;
 mod ratio;
-mod same_text;
 mod scalar;
 
 use std::sync::Arc;
@@ -117,14 +116,6 @@ pub const ALL: &[Function] = &[
         example: "SELECT pick(op = 'free', -bytes, bytes) FROM alloc_events",
     },
     Function {
-        name: "same_text",
-        call: "same_text(text, word)",
-        returns: "BOOLEAN",
-        aggregate: false,
-        meaning: "text = word. Nobody needs to write it: a comparison of a column with a word is planned so, and EXPLAIN shows it",
-        example: "SELECT same_text(op, 'free') FROM alloc_events",
-    },
-    Function {
         name: "unusable_free_index",
         call: "unusable_free_index(block_bytes, request)",
         returns: "DOUBLE",
@@ -134,18 +125,15 @@ pub const ALL: &[Function] = &[
     },
 ];
 
-/// Plans with the functions that answer faster than what SQL has for the same. A session that runs
-/// such plans has to know the functions too: see [`register`].
+/// Plans with the function that answers faster than what SQL has for the same. A session that runs
+/// such plans has to know the function too: see [`register`].
 pub fn plan_with(builder: SessionStateBuilder) -> SessionStateBuilder {
-    builder
-        .with_optimizer_rule(Arc::new(pick::PickInsteadOfCase::default()))
-        .with_physical_optimizer_rule(Arc::new(same_text::SameTextInsteadOfEquals::default()))
+    builder.with_optimizer_rule(Arc::new(pick::PickInsteadOfCase::default()))
 }
 
 /// Makes every function known to a session.
 pub fn register(session: &SessionContext) {
     session.register_udf(pick::function());
-    session.register_udf(same_text::function());
     for function in frames::all() {
         session.register_udf(function);
     }

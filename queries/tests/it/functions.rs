@@ -111,7 +111,10 @@ async fn public_failures_have_their_class() {
 
 /// The folder with recorded data that is too large for the repository, if it is there.
 pub fn shared(path: &str) -> Option<PathBuf> {
-    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");
+    let beside = format!(
+        "{}/../../shared",
+        std::env::var("CARGO_MANIFEST_DIR").unwrap()
+    );
     let folder =
         std::env::var_os("VRAMSCOPE_SHARED").map_or_else(|| PathBuf::from(beside), PathBuf::from);
     let file = folder.join("data").join(path);

@@ -470,7 +470,12 @@ fn memory_is_bounded_by_the_file() {
 
 fn real_snapshots() -> Option<PathBuf> {
     let shared = std::env::var_os("VRAMSCOPE_SHARED").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared")),
+        || {
+            PathBuf::from(format!(
+                "{}/../../shared",
+                std::env::var("CARGO_MANIFEST_DIR").unwrap()
+            ))
+        },
         PathBuf::from,
     );
     let folder = shared.join("data/snapshots");

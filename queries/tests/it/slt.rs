@@ -73,7 +73,7 @@ fn text_rows(batch: &RecordBatch) -> Vec<Vec<String>> {
 }
 
 fn scripts() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+    let dir = Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap()).join("sql");
     let mut found: Vec<PathBuf> = std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -80,6 +80,31 @@ pub fn for_measuring(project: &Project) -> Result<()> {
     )
 }
 
+/// Builds the programs with the query engine in the release profile. Both in one command, whichever
+/// is wanted: cargo takes the features of all packages it is asked for together, and the engine
+/// would be built once more for each of them alone.
+pub fn query_engine(project: &Project) -> Result<()> {
+    workspace(
+        project,
+        "building vramscope and vramscope-collector (release: with the query engine, up to 40 minutes)",
+        &[
+            "build",
+            "--release",
+            "--locked",
+            "-p",
+            "vramscope-queries",
+            "-p",
+            "vramscope-collector",
+            "-p",
+            "vramscope-agent",
+            "--bin",
+            "vramscope",
+            "--bin",
+            "vramscope-collector",
+        ],
+    )
+}
+
 /// Runs a cargo command that builds, with a bar over the packages it works through.
 pub fn workspace(project: &Project, what: &str, arguments: &[&str]) -> Result<()> {
     let mut step = Step::start(what);

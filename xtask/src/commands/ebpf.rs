@@ -105,7 +105,10 @@ mod tests {
     /// Building here and building by hand in `ebpf/` use the same flags.
     #[test]
     fn flags_are_those_of_the_configuration() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ebpf/.cargo/config.toml");
+        let path = format!(
+            "{}/../ebpf/.cargo/config.toml",
+            std::env::var("CARGO_MANIFEST_DIR").unwrap()
+        );
         let config = std::fs::read_to_string(path).unwrap();
         let line = config
             .lines()

@@ -33,7 +33,7 @@ pub fn standins() -> &'static Path {
 /// Cargo does not build a test's shared libraries: they are built here if one is missing or older
 /// than a source file.
 fn build_if_stale(built: &Path) {
-    let newest_source = newest(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let newest_source = newest(Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap()));
     let is_stale = LIBRARIES.iter().any(|(name, _)| {
         let modified = built.join(name).metadata().and_then(|m| m.modified());
         modified.map_or(true, |modified| modified < newest_source)
@@ -46,7 +46,7 @@ fn build_if_stale(built: &Path) {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(&mut words);
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.current_dir(std::env::var("CARGO_MANIFEST_DIR").unwrap());
     let status = command.status().unwrap();
     assert!(status.success(), "failed to build the libraries: {build}");
 }

@@ -212,6 +212,7 @@ pub fn parse_for_catalog(sql: &str, known: &Known) -> Result<Statement, Error> {
     let sql = rewritten(sql, known)?;
     let mut statement = only(CLIENTS.parse(&sql).map_err(DataFusionError::from)?)?;
     without_memberships(&mut statement);
+    make_single(&mut statement);
     Ok(Statement::Statement(Box::new(statement)))
 }
 
@@ -233,6 +234,63 @@ fn without_memberships(statement: &mut ast::Statement) {
         }
         ControlFlow::<()>::Continue(())
     });
+}
+
+/// What makes one row of many.
+const AGGREGATES: &[&str] = &[
+    "array_agg",
+    "bool_and",
+    "bool_or",
+    "count",
+    "max",
+    "min",
+    "string_agg",
+    "sum",
+];
+
+/// `(SELECT c.relkind = 'c' FROM pg_class c WHERE c.oid = t.typrelid)`: PostgreSQL finds out as it
+/// runs that there is one row at most, the engine wants to know it before. In the catalog it is so,
+/// by the keys that clients compare, and the greatest of one value is that value.
+fn make_single(statement: &mut ast::Statement) {
+    let _ = visit_expressions_mut(statement, |expression| {
+        if let Expr::Subquery(query) = expression
+            && query.limit_clause.is_none()
+            && query.fetch.is_none()
+            && let ast::SetExpr::Select(select) = query.body.as_mut()
+            && !select.from.is_empty()
+            && select.having.is_none()
+            && matches!(&select.group_by, ast::GroupByExpr::Expressions(by, _) if by.is_empty())
+            && let [
+                ast::SelectItem::UnnamedExpr(value)
+                | ast::SelectItem::ExprWithAlias { expr: value, .. },
+            ] = select.projection.as_mut_slice()
+            && !has_aggregate(value)
+        {
+            let greatest = Parser::new(&PostgreSqlDialect {})
+                .try_with_sql(&format!("max({value})"))
+                .and_then(|mut parser| parser.parse_expr());
+            // What was read once is read again.
+            if let Ok(greatest) = greatest {
+                *value = greatest;
+                query.order_by = None;
+            }
+        }
+        ControlFlow::<()>::Continue(())
+    });
+}
+
+fn has_aggregate(expression: &Expr) -> bool {
+    let found = ast::visit_expressions(expression, |expression| match expression {
+        Expr::Function(function)
+            if AGGREGATES
+                .iter()
+                .any(|name| function.name.to_string().eq_ignore_ascii_case(name)) =>
+        {
+            ControlFlow::Break(())
+        }
+        _ => ControlFlow::Continue(()),
+    });
+    found.is_break()
 }
 
 /// The subquery with which Grafana asks for the schemas of the search path, as words.
@@ -365,6 +423,31 @@ mod tests {
         assert!(rewritten.contains("( 'public' )"), "{rewritten}");
         assert!(!rewritten.contains("string_to_array"), "{rewritten}");
         assert!(rewritten.contains("'it''s'"), "{rewritten}");
+    }
+
+    #[test]
+    fn a_value_from_another_row_is_one_value() {
+        let single = |sql: &str| {
+            let mut statement = Parser::parse_sql(&PostgreSqlDialect {}, sql)
+                .unwrap()
+                .remove(0);
+            make_single(&mut statement);
+            statement.to_string()
+        };
+        assert_eq!(
+            single(
+                "SELECT 1 FROM t WHERE (SELECT c.kind = 'c' FROM c WHERE c.oid = t.rel ORDER BY 1)"
+            ),
+            "SELECT 1 FROM t WHERE (SELECT max(c.kind = 'c') FROM c WHERE c.oid = t.rel)"
+        );
+        for stays in [
+            "SELECT (SELECT count(*) FROM c WHERE c.oid = t.rel) FROM t",
+            "SELECT (SELECT c.x FROM c LIMIT 1) FROM t",
+            "SELECT (SELECT 1) FROM t",
+            "SELECT 1 FROM t WHERE EXISTS (SELECT c.x FROM c WHERE c.oid = t.rel)",
+        ] {
+            assert_eq!(single(stays), stays);
+        }
     }
 
     #[test]

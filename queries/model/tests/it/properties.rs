@@ -317,8 +317,9 @@ proptest! {
     ) {
         let capacity = Some(capacity * MIB);
         let mut program = Program::new(&settings, capacity);
-        // A flush that directly follows a free looks like the free's completion: something that
-        // needs no flush keeps the two apart.
+        // A flush that directly follows a free looks like the free's completion, and a completion
+        // right before a flush like one of its own, which come in the order of addresses: something
+        // that needs no flush keeps the two apart.
         let apart = Step::Alloc { bytes: 1, stream: 3 };
         program.step(apart);
         // Three things are not always to be told from a recording, and are left out here: whether
@@ -333,7 +334,7 @@ proptest! {
             match step {
                 Step::EmptyCache => {}
                 Step::FreeRequested(number) if unclear => program.step(Step::Free(number)),
-                Step::FreeRequested(_) => {
+                Step::FreeRequested(_) | Step::FreeCompleted(_) => {
                     program.step(step);
                     program.step(apart);
                 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The folder of data sets: `shared/data` beside the project, or under the folder that
 /// `VRAMSCOPE_SHARED` names.
 pub fn data(file: &str) -> Option<PathBuf> {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let project = Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap()).join("../..");
     let shared = std::env::var_os("VRAMSCOPE_SHARED")
         .map_or_else(|| project.join("../shared"), PathBuf::from);
     let path = shared.join("data").join(file);

@@ -103,7 +103,12 @@ const KNOWN: &[Known] = &[
 
 pub fn folder() -> Option<PathBuf> {
     let shared = std::env::var_os("VRAMSCOPE_SHARED").map_or_else(
-        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared")),
+        || {
+            PathBuf::from(format!(
+                "{}/../../../shared",
+                std::env::var("CARGO_MANIFEST_DIR").unwrap()
+            ))
+        },
         PathBuf::from,
     );
     let folder = shared.join("data/snapshots");

@@ -73,19 +73,7 @@ pub(super) fn program(project: &Project, options: &Bench) -> Result<PathBuf> {
     if let Some(path) = &options.vramscope {
         return Ok(path.clone());
     }
-    build::workspace(
-        project,
-        "building vramscope (release: with the query engine, up to 40 minutes)",
-        &[
-            "build",
-            "--release",
-            "--locked",
-            "-p",
-            "vramscope-queries",
-            "--bin",
-            "vramscope",
-        ],
-    )?;
+    build::query_engine(project)?;
     Ok(project.release_binary("vramscope"))
 }
 

@@ -355,23 +355,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 
 /// The collector that is measured.
 fn collector(project: &Project) -> Result<PathBuf> {
-    build::workspace(
-        project,
-        "building vramscope-collector (release: with the query engine, up to 40 minutes)",
-        &[
-            "build",
-            "--release",
-            "--locked",
-            "-p",
-            "vramscope-queries",
-            "-p",
-            "vramscope-collector",
-            "-p",
-            "vramscope-agent",
-            "--bin",
-            "vramscope-collector",
-        ],
-    )?;
+    build::query_engine(project)?;
     Ok(project.release_binary("vramscope-collector"))
 }
 

@@ -1,0 +1,86 @@
+//! Plans that can be stopped: operators that make many rows of few give way now and then.
+//!
+//! The engine lets go of a processor, and notices that a query was cancelled, where rows are read
+//! and where tasks meet. A join makes as many rows as it likes of those it has read: `count(*)` over
+//! the pairs of two large tables would hold a thread for hours after its client has gone, and the
+//! next query would find none. [`YieldAfterJoins`] counts the batches that come out of joins, too.
+
+use std::sync::Arc;
+
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::Result;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::unnest::UnnestExec;
+
+/// Puts a counter on top of every operator that can make many rows of one.
+#[derive(Debug, Default)]
+pub(crate) struct YieldAfterJoins;
+
+impl PhysicalOptimizerRule for YieldAfterJoins {
+    fn name(&self) -> &str {
+        "yield_after_joins"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _options: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|node| {
+            let multiplies = node.children().len() > 1 || node.is::<UnnestExec>();
+            Ok(if multiplies {
+                Transformed::yes(Arc::new(CooperativeExec::new(node)) as _)
+            } else {
+                Transformed::no(node)
+            })
+        })
+        .data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::StreamExt;
+
+    use crate::session::{Options, session};
+
+    /// One thread for all: who never gives way is never cancelled, and nobody else gets on.
+    #[test]
+    fn pairs_without_end_can_be_stopped() {
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            runtime.unwrap().block_on(async {
+                for sql in [
+                    "SELECT count(*) FROM range(0, 100000) a, range(0, 1000000000) b
+                     WHERE a.value * b.value % 7 = 3",
+                    "SELECT sum(unnest) FROM (SELECT unnest(range(0, 100000)) FROM range(0, 1000000000))",
+                ] {
+                    let context = session(&Options::default()).unwrap();
+                    let mut state = context.state();
+                    state.config_mut().options_mut().execution.target_partitions = 1;
+                    let plan = state.create_logical_plan(sql).await.unwrap();
+                    let plan = state.create_physical_plan(&plan).await.unwrap();
+                    let mut rows = plan.execute(0, context.task_ctx()).unwrap();
+                    let asked = tokio::time::timeout(Duration::from_millis(100), rows.next());
+                    assert!(asked.await.is_err(), "{sql}");
+                }
+            });
+            done.send(()).unwrap();
+        });
+        is_done
+            .recv_timeout(Duration::from_secs(120))
+            .expect("a query held its thread");
+    }
+}
