@@ -13,6 +13,7 @@ use datafusion::error::Result;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::union::{InterleaveExec, UnionExec};
 use datafusion::physical_plan::unnest::UnnestExec;
 
 /// Puts a counter on top of every operator that can make many rows of one.
@@ -34,7 +35,11 @@ impl PhysicalOptimizerRule for YieldAfterJoins {
         _options: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|node| {
-            let multiplies = node.children().len() > 1 || node.is::<UnnestExec>();
+            // A union passes on what it is given.
+            let joins = node.children().len() > 1
+                && !node.is::<UnionExec>()
+                && !node.is::<InterleaveExec>();
+            let multiplies = joins || node.is::<UnnestExec>();
             Ok(if multiplies {
                 Transformed::yes(Arc::new(CooperativeExec::new(node)) as _)
             } else {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use deltalake::kernel::engine::arrow_conversion::TryIntoArrow;
 use vramscope_wire::proto::{Batch, Outcome};

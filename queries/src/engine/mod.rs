@@ -17,7 +17,9 @@
 
 mod codec;
 mod net;
+mod nulls;
 mod scan;
+mod sorts;
 mod stores;
 
 use std::sync::Arc;
@@ -102,7 +104,14 @@ impl Engine {
         let Engine::Distributed(cluster) = self else {
             return Ok(session);
         };
-        let state = SessionStateBuilder::new_from_existing(session.state())
+        let mut state = session.state();
+        // Inputs that are hashed alike stay apart until they are hashed together: in stages of
+        // different widths the same partition of two inputs is not the same rows.
+        let optimizer = &mut state.config_mut().options_mut().optimizer;
+        optimizer.prefer_existing_union = true;
+        let state = SessionStateBuilder::new_from_existing(state)
+            .with_optimizer_rule(Arc::new(nulls::KeepIgnoreNulls))
+            .with_physical_optimizer_rule(Arc::new(sorts::WholeSorts))
             .with_distributed_worker_resolver(cluster.clone())
             .with_distributed_channel_resolver(cluster.net.clone())
             .with_distributed_planner()

@@ -118,7 +118,7 @@ async fn the_catalog_is_listed() {
         ("\\dx", ""),
         ("\\dp stacks", "public|stacks|table"),
         ("\\sv tetrahedron", "SELECT"),
-        ("\\dS pg_class", "pg_catalog|pg_class"),
+        ("\\dS pg_class", "relname|text||not null|"),
     ] {
         let (listing, errors) = run(port, &[command]).unwrap();
         assert!(listing.contains(expected), "{command}: {listing}{errors}");

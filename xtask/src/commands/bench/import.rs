@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
+use super::measurer::{Measurer, Run};
 use super::{Bench, Figure, Figures, Target};
-use crate::children::output;
 use crate::commands::build;
 use crate::progress::Step;
 use crate::project::Project;
@@ -44,16 +43,12 @@ print(time.perf_counter() - started)
 
 /// Measures all of it.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    build::workspace(
-        project,
-        "building what measures (release)",
-        &["build", "--release", "--locked", "-p", "vramscope-bench"],
-    )?;
+    let measurer = Measurer::ready(project, options)?;
     let program = program(project, options)?;
     let folder = project.target.join("bench").join("import");
     super::daemon::empty(&folder)?;
     let bench = Runner {
-        measurer: project.release_binary("vramscope-bench"),
+        measurer,
         program,
         folder,
     };
@@ -109,48 +104,17 @@ fn largest_snapshot(project: &Project) -> Option<PathBuf> {
 }
 
 struct Runner {
-    measurer: PathBuf,
+    measurer: Measurer,
     program: PathBuf,
     folder: PathBuf,
 }
 
-/// Seconds and bytes of one run.
-struct Run {
-    seconds: f64,
-    peak_bytes: f64,
-    output: String,
-}
-
 impl Runner {
-    fn ask(&self, arguments: &[&str]) -> Result<Value> {
-        let mut command = Command::new(&self.measurer);
-        command.args(arguments);
-        let output = output(&mut command)?;
-        if !output.status.success() {
-            bail!(
-                "{} failed: {}",
-                arguments.join(" "),
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        serde_json::from_slice(&output.stdout).context("the measurement printed no JSON")
-    }
-
-    fn run(&self, command: &[&str]) -> Result<Run> {
-        let json = self.ask(&[&["run", "--"], command].concat())?;
-        let number = |name: &str| json[name].as_f64().context("a measurement lacks a figure");
-        Ok(Run {
-            seconds: number("seconds")?,
-            peak_bytes: number("peak_bytes")?,
-            output: json["output"].as_str().unwrap_or_default().to_string(),
-        })
-    }
-
     /// Into a folder that is not there yet.
     fn import(&self, file: &Path) -> Result<Run> {
         let data = self.folder.join("data");
         super::daemon::empty(&data)?;
-        self.run(&[
+        self.measurer.run(&[
             &self.program.to_string_lossy(),
             "import",
             "--data",
@@ -171,12 +135,14 @@ impl Runner {
             peak = peak.max(run.peak_bytes);
             if let Some(python) = &python {
                 let path = file.to_string_lossy();
-                let run = self.run(&[&python.to_string_lossy(), "-c", VIEW, &path])?;
+                let run = self
+                    .measurer
+                    .run(&[&python.to_string_lossy(), "-c", VIEW, &path])?;
                 whole.push(run.seconds);
                 view.push(run.output.parse().context("Python printed no seconds")?);
             }
         }
-        let read = self.ask(&["snapshot", &file.to_string_lossy()])?;
+        let read = self.measurer.tell(&["snapshot", &file.to_string_lossy()])?;
         step.done("");
         if python.is_none() {
             eprintln!(
@@ -206,7 +172,9 @@ impl Runner {
         let file = self.folder.join("large.pickle");
         let bytes = GIGABYTE.to_string();
         let path = file.to_string_lossy();
-        let made = self.ask(&["make-snapshot", &path, "--bytes", &bytes])?;
+        let made = self
+            .measurer
+            .tell(&["make-snapshot", &path, "--bytes", &bytes])?;
         let size = made["bytes"].as_f64().unwrap_or(0.0) / MIB;
         let run = self.import(&file);
         // Also if it failed: it is large.

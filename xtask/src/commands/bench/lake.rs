@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
+use super::measurer::Measurer;
 use super::{Bench, Figure, Figures, Target};
 use crate::commands::build;
 use crate::progress::{self, Step};
@@ -298,7 +299,7 @@ impl Part {
         Ok(Part {
             name,
             step,
-            measurer: super::leaks::measurer(project, bench)?,
+            measurer: Measurer::ready(project, bench)?.path().to_path_buf(),
             collector: match &bench.lake.collector {
                 Some(path) => path.clone(),
                 None => collector(project)?,

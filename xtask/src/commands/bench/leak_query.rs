@@ -7,11 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::measurer::Measurer;
 use super::{Bench, Figure, Figures, Target};
-use crate::children::output;
 use crate::progress::{self, Step};
 use crate::project::Project;
 
@@ -40,7 +40,7 @@ print(json.dumps([dict(zip(names, row)) for row in answer.fetchall()]))
 
 /// Measures both.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    let measurer = super::leaks::measurer(project, options)?;
+    let measurer = Measurer::ready(project, options)?;
     let product = super::import::program(project, options)?;
     let python = duckdb(project)?;
     let folder = project.target.join("bench").join("leak-query");
@@ -89,7 +89,7 @@ pub(super) fn duckdb(project: &Project) -> Result<PathBuf> {
 }
 
 struct Runner {
-    measurer: PathBuf,
+    measurer: Measurer,
     data: PathBuf,
 }
 
@@ -101,32 +101,21 @@ struct Asked {
 }
 
 impl Runner {
-    fn measurer(&self, arguments: &[&str]) -> Result<Value> {
-        let mut command = Command::new(&self.measurer);
-        command.args(arguments);
-        let output = output(&mut command)?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).context("the measurement printed no JSON")
-    }
-
     fn ask(&self, command: &[&str]) -> Result<Asked> {
-        let run = self.measurer(&[&["run", "--"], command].concat())?;
-        let number = |name: &str| run[name].as_f64().context("a measurement lacks a figure");
-        let answer = run["output"].as_str().unwrap_or_default();
+        let run = self.measurer.run(command)?;
+        let rows = serde_json::from_str(&run.output)
+            .with_context(|| format!("an answer is no JSON: {:.200}", run.output))?;
         Ok(Asked {
-            seconds: number("seconds")?,
-            peak_bytes: number("peak_bytes")?,
-            rows: serde_json::from_str(answer)
-                .with_context(|| format!("an answer is no JSON: {answer:.200}"))?,
+            seconds: run.seconds,
+            peak_bytes: run.peak_bytes,
+            rows,
         })
     }
 
     fn run(&self, product: &Path, python: &Path, events: usize) -> Result<Figures> {
         let data = self.data.to_string_lossy().into_owned();
         let step = Step::start(&format!("writing {events} events"));
-        let written = self.measurer(&[
+        let written = self.measurer.tell(&[
             "leak-events",
             "--into",
             &data,

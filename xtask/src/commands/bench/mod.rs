@@ -12,6 +12,7 @@ mod import;
 mod lake;
 mod leak_query;
 mod leaks;
+mod measurer;
 mod parquet;
 mod probes;
 mod python;

@@ -10,17 +10,16 @@ mod report;
 mod score;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 pub use self::plan::Seeds;
 use self::plan::{Host, Plan};
 use self::score::{Alarm, Judged};
+use super::measurer::Measurer;
 use super::{Bench, Figures};
-use crate::children::{check_interrupted, output};
-use crate::commands::build;
+use crate::children::check_interrupted;
 use crate::progress::Step;
 use crate::project::Project;
 
@@ -38,7 +37,7 @@ const QUESTION: &str = "SELECT host, rank, tier, detector, stack_id, \
 
 /// Simulates, asks, compares.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    let measurer = measurer(project, options)?;
+    let measurer = Measurer::ready(project, options)?;
     let product = super::import::program(project, options)?;
     let folder = project.target.join("bench").join("leaks");
     super::daemon::empty(&folder)?;
@@ -57,21 +56,8 @@ pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
     Ok(report::figures(&judged))
 }
 
-/// The program that simulates and writes. It is not what is measured.
-pub(super) fn measurer(project: &Project, options: &Bench) -> Result<PathBuf> {
-    if let Some(path) = &options.vramscope_bench {
-        return Ok(path.clone());
-    }
-    build::workspace(
-        project,
-        "building what simulates (release)",
-        &["build", "--release", "--locked", "-p", "vramscope-bench"],
-    )?;
-    Ok(project.release_binary("vramscope-bench"))
-}
-
 struct Lab {
-    measurer: PathBuf,
+    measurer: Measurer,
     product: PathBuf,
     folder: PathBuf,
 }
@@ -179,43 +165,24 @@ impl Lab {
         if let Some(until) = until {
             arguments.extend(["--until".to_string(), until]);
         }
-        let written = self.measurer(&arguments)?;
-        let asked = self.measurer(&[
-            "run".to_string(),
-            "--".to_string(),
-            self.product.to_string_lossy().into_owned(),
-            "sql".to_string(),
-            "--data".to_string(),
-            data.to_string_lossy().into_owned(),
-            "--format".to_string(),
-            "json".to_string(),
-            "-c".to_string(),
-            QUESTION.to_string(),
+        let written = self.measurer.tell(&arguments)?;
+        let (product, folder) = (self.product.to_string_lossy(), data.to_string_lossy());
+        let asked = self.measurer.run(&[
+            &product, "sql", "--data", &folder, "--format", "json", "-c", QUESTION,
         ]);
         delete(&data)?;
         let asked = asked.context("the product did not answer leak_by_stack")?;
-        let answer = asked["output"].as_str().unwrap_or_default();
-        let alarms: Vec<Value> = serde_json::from_str(answer)
-            .with_context(|| format!("the product's answer is no JSON: {answer:.200}"))?;
+        let alarms: Vec<Value> = serde_json::from_str(&asked.output)
+            .with_context(|| format!("the product's answer is no JSON: {:.200}", asked.output))?;
         let number = |value: &Value| value.as_f64().context("a measurement lacks a figure");
         Ok(Answered {
             hosts: written["hosts"].as_array().cloned().unwrap_or_default(),
             alarms,
             real_traces: written["real_traces"] == true,
-            seconds: number(&asked["seconds"])?,
-            peak_bytes: number(&asked["peak_bytes"])?,
+            seconds: asked.seconds,
+            peak_bytes: asked.peak_bytes,
             rows: number(&written["rows"])?,
         })
-    }
-
-    fn measurer(&self, arguments: &[String]) -> Result<Value> {
-        let mut command = Command::new(&self.measurer);
-        command.args(arguments);
-        let output = output(&mut command)?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).context("the measurement printed no JSON")
     }
 }
 

@@ -9,14 +9,13 @@
 mod questions;
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::leak_query::duckdb;
+use super::measurer::{Measurer, Run};
 use super::{Bench, Figure, Figures, Target};
-use crate::children::output;
 use crate::progress::Step;
 use crate::project::Project;
 use questions::{Question, Values};
@@ -60,7 +59,7 @@ const PEER: &str = include_str!("peer.py");
 
 /// Measures both.
 pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
-    let measurer = super::leaks::measurer(project, options)?;
+    let measurer = Measurer::ready(project, options)?;
     let product = super::import::program(project, options)?;
     let python = duckdb(project)?;
     let folder = project.target.join("bench").join("query");
@@ -79,7 +78,7 @@ pub fn measure(project: &Project, options: &Bench) -> Result<Figures> {
 }
 
 struct Runner {
-    measurer: PathBuf,
+    measurer: Measurer,
     product: PathBuf,
     python: PathBuf,
     data: PathBuf,
@@ -95,23 +94,9 @@ struct Asked {
 }
 
 impl Runner {
-    fn measurer(&self, arguments: &[&str]) -> Result<Value> {
-        let mut command = Command::new(&self.measurer);
-        command.args(arguments);
-        let output = output(&mut command)?;
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
-        serde_json::from_slice(&output.stdout).context("the measurement printed no JSON")
-    }
-
-    fn process(&self, command: &[&str]) -> Result<Value> {
-        self.measurer(&[&["run", "--"], command].concat())
-    }
-
-    fn product(&self, format: &str, sql: &str) -> Result<Value> {
+    fn product(&self, format: &str, sql: &str) -> Result<Run> {
         let (product, data) = (self.product.to_string_lossy(), self.data.to_string_lossy());
-        self.process(&[
+        self.measurer.run(&[
             &product, "sql", "--data", &data, "--format", format, "-c", sql,
         ])
     }
@@ -119,23 +104,23 @@ impl Runner {
     /// The product says under each table how long its answer took.
     fn ours(&self, sql: &str) -> Result<Asked> {
         let timed = self.product("table", &[sql; ROUNDS].join(";\n"))?;
-        let seconds = seconds_told(text(&timed, "output")?)?;
+        let seconds = seconds_told(&timed.output)?;
         ensure!(
             seconds.len() == ROUNDS,
             "{} answers instead of {ROUNDS}",
             seconds.len()
         );
-        let whole = number(&timed, "seconds")?;
         let told: f64 = seconds.iter().sum();
         ensure!(
-            told <= whole,
-            "answers took {told} s, their process {whole} s"
+            told <= timed.seconds,
+            "answers took {told} s, their process {} s",
+            timed.seconds
         );
         let answer = self.product("json", sql)?;
         Ok(Asked {
             seconds: median(seconds),
-            peak_bytes: number(&timed, "peak_bytes")?,
-            rows: rows(text(&answer, "output")?)?,
+            peak_bytes: timed.peak_bytes,
+            rows: rows(&answer.output)?,
         })
     }
 
@@ -144,25 +129,25 @@ impl Runner {
         let (tables, views) = (TABLES.join(","), VIEWS.join(","));
         let rounds = ROUNDS.to_string();
         let sources = self.views.to_string_lossy();
-        let run = self.process(&[
+        let run = self.measurer.run(&[
             &python, "-c", PEER, &data, &tables, &sources, &views, &rounds, sql,
         ])?;
         let answer: Value =
-            serde_json::from_str(text(&run, "output")?).context("DuckDB's answer is no JSON")?;
+            serde_json::from_str(&run.output).context("DuckDB's answer is no JSON")?;
         let seconds = answer["seconds"]
             .as_array()
             .context("DuckDB told no times")?;
         let seconds = seconds.iter().filter_map(Value::as_f64).collect();
         Ok(Asked {
             seconds: median(seconds),
-            peak_bytes: number(&run, "peak_bytes")?,
+            peak_bytes: run.peak_bytes,
             rows: answer["rows"].as_array().cloned().unwrap_or_default(),
         })
     }
 
     /// Bytes that a process reads for a question, less those that it reads for none.
     fn bytes_read(&self, sql: &str) -> Result<f64> {
-        let read = |sql: &str| number(&self.product("json", sql)?, "read_bytes");
+        let read = |sql: &str| Ok::<_, anyhow::Error>(self.product("json", sql)?.read_bytes);
         Ok((read(sql)? - read("SELECT 1 AS one")?).max(0.0))
     }
 
@@ -170,7 +155,8 @@ impl Runner {
         let data = self.data.to_string_lossy();
         let step = Step::start(&format!("writing {rows} events"));
         let written =
-            self.measurer(&["query-lake", "--into", &data, "--rows", &rows.to_string()])?;
+            self.measurer
+                .tell(&["query-lake", "--into", &data, "--rows", &rows.to_string()])?;
         step.done("");
         let values = Values::read(&written)?;
         let lake_bytes = number(&written, "bytes")?;
@@ -230,11 +216,6 @@ impl Runner {
 
 fn number(run: &Value, name: &str) -> Result<f64> {
     let found = run[name].as_f64();
-    found.with_context(|| format!("a measurement lacks {name}"))
-}
-
-fn text<'a>(run: &'a Value, name: &str) -> Result<&'a str> {
-    let found = run[name].as_str();
     found.with_context(|| format!("a measurement lacks {name}"))
 }
 
