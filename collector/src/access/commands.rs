@@ -248,7 +248,7 @@ impl Init {
         let made = self.dir.folder().init(&self.hosts)?;
         let dir = self.dir.dir.display();
         let at = self.hosts.first().map_or("localhost", String::as_str);
-        println!(
+        eprintln!(
             "made in {dir}, readable by you alone:
   ca.pem, ca.key          the CA. ca.key is needed to make certificates, not to serve:
                           keep it elsewhere if others use this machine
@@ -256,17 +256,16 @@ impl Init {
   credentials.toml        users and tokens, as hashes
   collector.toml          configuration for `serve`
 
-administrator's token, shown this once:
-{token}
-
 next:
   vramscope-collector serve --config {dir}/collector.toml --data /var/lib/vramscope
   vramscope-collector agent-certificate --dir {dir} --name HOST      (for each GPU host)
   vramscope-agent serve --collector https://{at}:7717 --ca ca.pem --cert HOST.pem --key HOST.key
-  vramscope-collector user add --dir {dir} NAME                      (for each person)",
+  vramscope-collector user add --dir {dir} NAME                      (for each person)
+
+administrator's token, shown this once:",
             hosts = made.hosts.join(", "),
-            token = made.token,
         );
+        println!("{}", made.token);
         Ok(())
     }
 }

@@ -202,6 +202,9 @@ async fn every_query_has_one_answer() {
         "{} queries, {cut} of them cut into tasks for workers",
         queries.len()
     );
+    let told = "EXPLAIN ANALYZE SELECT host, count(*) FROM alloc_events GROUP BY host";
+    let told = lines(&answer(&spread, told).await.unwrap()).join("\n");
+    assert!(told.contains("Stage 1"), "{told}");
     // Of what would be wrong, none.
     let lag = "SELECT lag(bytes) IGNORE NULLS OVER (ORDER BY seq) FROM alloc_events";
     let refused = answer(&spread, lag).await.unwrap_err().to_string();

@@ -35,9 +35,16 @@ fn ask(place: [&str; 2], sql: &str) -> Option<Output> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_protocol_gives_the_same_answer() {
     let data = tempfile::tempdir().unwrap();
-    let flags = [&["--http-listen", "127.0.0.1:0"], FAST].concat();
+    let doors = [
+        "--http-listen",
+        "127.0.0.1:0",
+        "--postgres-listen",
+        "127.0.0.1:0",
+    ];
+    let flags = [&doors, FAST].concat();
     let mut collector = Collector::start(data.path(), &flags);
     let http = format!("http://{}", collector.announced("http on "));
+    let postgres = format!("postgresql://{}", collector.announced("postgresql on "));
     let (batch, _) = made(Table::Traffic, "agent-a", 1, 40);
     push(&collector.address, vec![batch]).await;
     wait_for_rows(&collector.address, Table::Traffic, 40).await;
@@ -49,6 +56,7 @@ async fn every_protocol_gives_the_same_answer() {
             ["--collector", &collector.address],
             ["--url", &grpc],
             ["--url", &http],
+            ["--url", &postgres],
         ] {
             let Some(output) = ask(place, sql) else {
                 return;
@@ -63,7 +71,7 @@ async fn every_protocol_gives_the_same_answer() {
             "{answers:?}"
         );
         // The collector's own words, and what is no collector.
-        for place in [["--url", &grpc], ["--url", &http]] {
+        for place in [["--url", &grpc], ["--url", &http], ["--url", &postgres]] {
             let Some(output) = ask(place, "SELECT nonesuch FROM traffic") else {
                 return;
             };

@@ -38,11 +38,11 @@ impl Site {
             admin: String::new(),
         };
         let said = site.command(&["init", "--host", "collector.example"]);
-        let token = said
-            .lines()
-            .find(|line| line.starts_with("vramscope-token."));
+        // Alone, so that it can go into a file.
+        let token = said.strip_suffix('\n').unwrap();
+        assert!(token.starts_with("vramscope-token.admin.") && !token.contains('\n'));
         Site {
-            admin: token.unwrap().to_string(),
+            admin: token.to_string(),
             ..site
         }
     }

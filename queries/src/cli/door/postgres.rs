@@ -27,7 +27,7 @@ const BATCH_ROWS: usize = 8192;
 
 /// A connection.
 pub struct Postgres {
-    client: Client,
+    client: Arc<Client>,
     url: String,
 }
 
@@ -59,7 +59,7 @@ impl Postgres {
         // It ends with the client; what went wrong the client's next request says.
         tokio::spawn(connection);
         Ok(Postgres {
-            client,
+            client: Arc::new(client),
             url: address.text(),
         })
     }
@@ -81,6 +81,7 @@ impl Postgres {
         let messages = messages.map_err(|e| failed(&e))?;
         let rows = Rows {
             messages: Box::pin(messages),
+            _client: Arc::clone(&self.client),
             schema: Arc::clone(&schema),
             url: self.url.clone(),
         };
@@ -97,6 +98,8 @@ impl Postgres {
 
 struct Rows {
     messages: std::pin::Pin<Box<SimpleQueryStream>>,
+    /// The connection ends with its client.
+    _client: Arc<Client>,
     schema: SchemaRef,
     url: String,
 }
