@@ -70,7 +70,7 @@ mod tests {
                 for sql in [
                     "SELECT count(*) FROM range(0, 100000) a, range(0, 1000000000) b
                      WHERE a.value * b.value % 7 = 3",
-                    "SELECT sum(unnest) FROM (SELECT unnest(range(0, 100000)) FROM range(0, 1000000000))",
+                    "SELECT sum(n) FROM (SELECT unnest(range(0, 100000)) AS n FROM range(0, 1000000000))",
                 ] {
                     let context = session(&Options::default()).unwrap();
                     let mut state = context.state();
