@@ -9,6 +9,7 @@ use arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SendableRecordBatchStream;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use futures::stream::Fuse;
 use futures::{StreamExt, TryStreamExt};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -27,7 +28,7 @@ const BATCH_ROWS: usize = 8192;
 
 /// A connection.
 pub struct Postgres {
-    client: Arc<Client>,
+    client: Client,
     url: String,
 }
 
@@ -59,7 +60,7 @@ impl Postgres {
         // It ends with the client; what went wrong the client's next request says.
         tokio::spawn(connection);
         Ok(Postgres {
-            client: Arc::new(client),
+            client,
             url: address.text(),
         })
     }
@@ -80,8 +81,7 @@ impl Postgres {
         let messages = self.client.simple_query_raw(sql).await;
         let messages = messages.map_err(|e| failed(&e))?;
         let rows = Rows {
-            messages: Box::pin(messages),
-            _client: Arc::clone(&self.client),
+            messages: Box::pin(messages.fuse()),
             schema: Arc::clone(&schema),
             url: self.url.clone(),
         };
@@ -97,9 +97,8 @@ impl Postgres {
 }
 
 struct Rows {
-    messages: std::pin::Pin<Box<SimpleQueryStream>>,
-    /// The connection ends with its client.
-    _client: Arc<Client>,
+    /// Fused: once it has ended, it would say that the connection is closed.
+    messages: std::pin::Pin<Box<Fuse<SimpleQueryStream>>>,
     schema: SchemaRef,
     url: String,
 }
