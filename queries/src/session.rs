@@ -22,7 +22,7 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::{FairSpillPool, TrackConsumersPool};
+use datafusion::execution::memory_pool::{FairSpillPool, MemoryLimit, TrackConsumersPool};
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
@@ -123,12 +123,23 @@ fn bounded(options: &Options) -> RuntimeEnvBuilder {
         .with_object_list_cache_limit(0)
 }
 
+/// Sets the rows that operators work on at a time, for a query that has so much memory. A sort that spilled
+/// holds a batch of every run while it merges them, and of rows with long texts 8,192 (the engine's
+/// own number) are megabytes: with little memory they are fewer.
+pub fn with_batch_rows(config: SessionConfig, memory_bytes: usize) -> SessionConfig {
+    const BYTES_PER_ROW: usize = 128 << 10;
+    config.with_batch_size((memory_bytes / BYTES_PER_ROW).clamp(512, 8192))
+}
+
 /// A session without tables on a shared runtime.
 pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
     let mut config = SessionConfig::new().with_information_schema(true);
     let options = config.options_mut();
     options.execution.parquet.schema_force_view_types = false;
     options.sql_parser.map_string_types_to_utf8view = false;
+    if let MemoryLimit::Finite(bytes) = runtime.memory_pool.memory_limit() {
+        config = with_batch_rows(config, bytes);
+    }
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_runtime_env(Arc::clone(runtime))

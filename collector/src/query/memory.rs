@@ -6,7 +6,10 @@
 //!   asking (DataFusion's `grow`), which is small;
 //! - one query stays within its share, so a query that wants everything fails (or spills) while
 //!   others still find memory;
-//! - within a query, operators that can spill divide what is left equally (`FairSpillPool`).
+//! - within a query, operators that can spill divide what is left equally (`FairSpillPool`);
+//! - a merge of what a sort has spilled takes a part only. The engine lets the first one take all
+//!   that there is, and the sort of the next partition finds nothing: with less, it merges fewer
+//!   runs at a time.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -20,6 +23,11 @@ use datafusion::execution::memory_pool::{
 
 /// Consumers named in an error: who holds the memory.
 const NAMED: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
+
+/// How the engine names a merge of spilled runs, before the number of its partition.
+const MERGE: &str = "ExternalSorterMerge";
+/// What a merge may have however small the share is: the engine sets 10 MB aside for each sort.
+const LEAST_MERGE: usize = 12 << 20;
 
 /// The memory of all queries together.
 #[derive(Debug)]
@@ -54,6 +62,8 @@ impl AllMemory {
 pub struct QueryMemory {
     own: TrackConsumersPool<FairSpillPool>,
     share: usize,
+    /// What one merge of spilled runs may have.
+    merge: usize,
     all: Arc<AllMemory>,
     held: AtomicUsize,
     peak: AtomicUsize,
@@ -66,6 +76,8 @@ impl QueryMemory {
         Arc::new(QueryMemory {
             own: TrackConsumersPool::new(FairSpillPool::new(share), NAMED),
             share,
+            // Every partition sorts and merges at the same time, and there is one for each processor.
+            merge: (share / 2 / processors()).max(LEAST_MERGE),
             all: Arc::clone(all),
             held: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
@@ -81,6 +93,10 @@ impl QueryMemory {
         let held = self.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(held, Ordering::Relaxed);
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 impl MemoryPool for QueryMemory {
@@ -109,6 +125,14 @@ impl MemoryPool for QueryMemory {
     }
 
     fn try_grow(&self, reservation: &MemoryReservation, additional: usize) -> Result<()> {
+        let consumer = reservation.consumer().name();
+        if consumer.starts_with(MERGE) && reservation.size() + additional > self.merge {
+            return Err(DataFusionError::ResourcesExhausted(format!(
+                "{consumer} holds {} bytes, wanted {additional} more, and a merge may have {}",
+                reservation.size(),
+                self.merge
+            )));
+        }
         self.own.try_grow(reservation, additional)?;
         if !self.all.take(additional) {
             self.own.shrink(reservation, additional);
@@ -176,5 +200,18 @@ mod tests {
         drop((a, b));
         assert_eq!(all.held(), 0);
         assert_eq!((one.peak(), two.peak()), (60, 60));
+    }
+
+    #[test]
+    fn a_merge_takes_a_part_of_the_share() {
+        let share = 64 << 20;
+        let query = QueryMemory::new(share, &AllMemory::new(share));
+        let merge = reservation(&query, "ExternalSorterMerge[0]");
+        while merge.try_grow(1 << 20).is_ok() {}
+        let taken = merge.size();
+        assert!((LEAST_MERGE..=share / 2).contains(&taken), "{taken}");
+        // The rest is for the sorts of the other partitions.
+        let sort = reservation(&query, "ExternalSorter[1]");
+        sort.try_grow(share - taken).unwrap();
     }
 }

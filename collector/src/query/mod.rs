@@ -342,7 +342,11 @@ impl Gate {
         let runtime = RuntimeEnvBuilder::from_runtime_env(&shared.runtime_env())
             .with_memory_pool(Arc::clone(memory) as _)
             .build_arc()?;
-        let state = SessionStateBuilder::new_from_existing(shared.state())
+        let mut state = shared.state();
+        let share = self.0.bounds.share_bytes;
+        let config = state.config_mut();
+        *config = session::with_batch_rows(config.clone(), share);
+        let state = SessionStateBuilder::new_from_existing(state)
             .with_runtime_env(runtime)
             .build();
         Ok(SessionContext::new_with_state(state))

@@ -9,8 +9,11 @@ mod flight;
 mod hostile;
 mod http;
 mod ingest;
+mod memory;
 mod postgres;
+mod put_off;
 mod query;
+mod query_log;
 mod requests;
 mod s3;
 #[allow(dead_code, unused_imports)] // Its other users are the tests of the queries.
