@@ -5,6 +5,7 @@
 //! - a connection keeps the certificates it shook hands with; the next one gets what is then in
 //!   force;
 //! - a door with a limit holds so many connections; one more is closed at once, and counted;
+//! - who connects to a door with a limit says something within [`HANDSHAKE`], or is closed;
 //! - a handshake has [`HANDSHAKE`] time, and [`MAX_HANDSHAKES`] run at once: who connects and
 //!   says nothing holds up nobody else for long.
 
@@ -21,6 +22,7 @@ use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
@@ -57,6 +59,8 @@ impl AxumConnected<IncomingStream<'_, Doorway>> for Peer {
 pub struct Io {
     stream: Inner,
     peer: Peer,
+    /// Until the first byte: when it has to be there.
+    silence: Option<Pin<Box<Sleep>>>,
     _place: Option<Place>,
 }
 
@@ -100,8 +104,8 @@ impl Connected for Io {
 
 /// Does the same with whatever is inside.
 macro_rules! inside {
-    ($self:ident, $stream:ident => $do:expr) => {
-        match &mut $self.get_mut().stream {
+    ($self:expr, $stream:ident => $do:expr) => {
+        match &mut $self.stream {
             Inner::Clear($stream) => {
                 let $stream = Pin::new($stream);
                 $do
@@ -120,7 +124,18 @@ impl AsyncRead for Io {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        inside!(self, stream => stream.poll_read(cx, buf))
+        let io = self.get_mut();
+        let read = inside!(io, stream => stream.poll_read(cx, buf));
+        let Some(silence) = &mut io.silence else {
+            return read;
+        };
+        if read.is_ready() {
+            io.silence = None;
+        } else if silence.as_mut().poll(cx).is_ready() {
+            let silent = "the other side said nothing";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, silent)));
+        }
+        read
     }
 }
 
@@ -130,7 +145,7 @@ impl AsyncWrite for Io {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        inside!(self, stream => stream.poll_write(cx, buf))
+        inside!(self.get_mut(), stream => stream.poll_write(cx, buf))
     }
 
     fn poll_write_vectored(
@@ -138,7 +153,7 @@ impl AsyncWrite for Io {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        inside!(self, stream => stream.poll_write_vectored(cx, bufs))
+        inside!(self.get_mut(), stream => stream.poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -149,11 +164,11 @@ impl AsyncWrite for Io {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        inside!(self, stream => stream.poll_flush(cx))
+        inside!(self.get_mut(), stream => stream.poll_flush(cx))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        inside!(self, stream => stream.poll_shutdown(cx))
+        inside!(self.get_mut(), stream => stream.poll_shutdown(cx))
     }
 }
 
@@ -286,8 +301,13 @@ async fn shake_hands(
     address: SocketAddr,
     place: Option<Place>,
 ) -> Option<Io> {
+    let silence = || {
+        let limited = place.is_some();
+        limited.then(|| Box::pin(tokio::time::sleep(HANDSHAKE)))
+    };
     let Some(config) = access.tls(protocol) else {
         return Some(Io {
+            silence: silence(),
             stream: Inner::Clear(stream),
             peer: Peer {
                 address,
@@ -313,6 +333,7 @@ async fn shake_hands(
         .and_then(|chain| chain.first())
         .map(|certificate| Arc::from(certificate.as_ref()));
     Some(Io {
+        silence: silence(),
         stream: Inner::Tls(Box::new(stream)),
         peer: Peer {
             address,
