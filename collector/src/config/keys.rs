@@ -18,7 +18,8 @@ pub struct Keys {
     /// Data folder: one Delta table per folder, and the write-ahead log
     #[arg(long, value_name = "DIR", env = "VRAMSCOPE_COLLECTOR_DATA")]
     pub data: Option<PathBuf>,
-    /// Address for agents and SQL clients; loopback only [default: 127.0.0.1:7717]
+    /// Address for agents and Flight SQL clients; loopback only, unless credentials are configured
+    /// [default: 127.0.0.1:7717]
     #[arg(long, value_name = "ADDRESS:PORT", env = "VRAMSCOPE_COLLECTOR_LISTEN")]
     pub listen: Option<SocketAddr>,
     /// Most connections of agents and Flight SQL clients at a time [default: 16384]

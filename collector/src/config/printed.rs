@@ -37,7 +37,7 @@ impl Config {
 # time. No default.
 {data}
 
-# Address for agents and SQL clients. Loopback only, unless credentials are configured (below).
+# Address for agents and Flight SQL clients. Loopback only, unless credentials are configured (below).
 # Port 0 picks a free port. Default "127.0.0.1:7717".
 listen = "{}"
 

@@ -50,7 +50,7 @@ pub struct CommitLabels {
 /// Questions of a door.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct QueryLabels {
-    /// The port: grpc (agents and Flight SQL) or http.
+    /// flight, http or postgres.
     pub door: &'static str,
     /// ok, error, cancelled or refused.
     pub outcome: &'static str,

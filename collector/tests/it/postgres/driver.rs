@@ -208,7 +208,7 @@ const FOREVER: &str = "SELECT count(*) FROM range(0, 100000) a, range(0, 1000000
 #[tokio::test(flavor = "multi_thread")]
 async fn time_is_up_when_the_client_or_the_collector_says() {
     let data = tempfile::tempdir().unwrap();
-    let (_collector, port) = start(data.path(), &["--query-timeout", "5s"]);
+    let (_collector, port) = start(data.path(), &["--query-timeout", "2s"]);
     let client = connect(port).await;
     client
         .batch_execute("SET statement_timeout = 200")
