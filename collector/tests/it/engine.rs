@@ -22,12 +22,20 @@ use crate::support::binary;
 const CANNOT: &[(&str, &str)] = &[];
 
 /// What engines are known to send wrongly.
-const MORE: [(&str, &str); 2] = [
+const MORE: [(&str, &str); 3] = [
     (
         "the first value that is known",
         "SELECT process_id, seq, first_value(CASE WHEN op = 'free' THEN seq END) IGNORE NULLS
              OVER (PARTITION BY process_id ORDER BY seq)
          FROM alloc_events",
+    ),
+    (
+        "two tables grouped alike, and together",
+        "SELECT process_id, sum(n), count(*) FROM (
+             SELECT process_id, count(*) AS n FROM alloc_events GROUP BY process_id
+             UNION ALL
+             SELECT process_id, count(*) AS n FROM stack_windows GROUP BY process_id
+         ) GROUP BY process_id",
     ),
     (
         "a window over a column that is the same everywhere",

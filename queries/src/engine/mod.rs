@@ -104,12 +104,7 @@ impl Engine {
         let Engine::Distributed(cluster) = self else {
             return Ok(session);
         };
-        let mut state = session.state();
-        // Inputs that are hashed alike stay apart until they are hashed together: in stages of
-        // different widths the same partition of two inputs is not the same rows.
-        let optimizer = &mut state.config_mut().options_mut().optimizer;
-        optimizer.prefer_existing_union = true;
-        let state = SessionStateBuilder::new_from_existing(state)
+        let state = SessionStateBuilder::new_from_existing(session.state())
             .with_optimizer_rule(Arc::new(nulls::KeepIgnoreNulls))
             .with_physical_optimizer_rule(Arc::new(sorts::WholeSorts))
             .with_distributed_worker_resolver(cluster.clone())
