@@ -18,8 +18,10 @@ use deltalake::DeltaTable;
 use tokio::sync::Mutex;
 use vramscope_wire::Table;
 
-use crate::engine::{self, Engine};
+use crate::engine::Engine;
 use crate::error::DamagedFile;
+use crate::lake::scan;
+use crate::lake::stores::Tables;
 use crate::session::{self, Options};
 use crate::store::Place;
 use crate::trace::TraceFile;
@@ -57,9 +59,7 @@ impl Folder {
             check_folder(tables)?;
         }
         let runtime = session::runtime(&options)?;
-        if let Engine::Distributed(_) = options.engine {
-            engine::register_tables(&runtime, &place)?;
-        }
+        Tables::of(&place)?.register_in(&runtime);
         let folder = Folder {
             dir,
             place,
@@ -94,9 +94,15 @@ impl Folder {
         for table in Table::ALL {
             let provider = match (state.delta.get(&table), state.files.get(&table)) {
                 (Some(delta), _) => {
-                    let provider = match self.engine {
-                        Engine::Local => lake::provider(&session, delta).await?,
-                        Engine::Distributed(_) => engine::provider(table, delta)?,
+                    let provider = match (scan::provider(table, delta)?, &self.engine) {
+                        (Some(plain), _) => plain,
+                        (None, Engine::Local) => lake::provider(&session, delta).await?,
+                        (None, Engine::Distributed(_)) => {
+                            return Err(Error::Workers(format!(
+                                "table {} was written with features of Delta that only the local engine reads (--engine local)",
+                                table.name()
+                            )));
+                        }
                     };
                     lake::with_all_columns(
                         &session,

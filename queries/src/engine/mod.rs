@@ -5,7 +5,7 @@
 //! to worker. Functions, views and table functions are the same in both: a question has one
 //! answer.
 //!
-//! A worker has the tables of one lake and nothing else ([`stores`]): a plan names files by table
+//! A worker has the tables of one lake and nothing else ([`crate::lake::stores`]): a plan names files by table
 //! and path below it, so workers may reach the lake by other paths or keys than whoever asks, and a
 //! plan that names anything else is refused. It reads only.
 //!
@@ -18,15 +18,12 @@
 mod codec;
 mod net;
 mod nulls;
-mod scan;
 mod sorts;
-mod stores;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use datafusion::error::Result;
-use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{SessionState, SessionStateBuilder};
 use datafusion::prelude::SessionContext;
 use datafusion_distributed::{
@@ -36,9 +33,8 @@ use datafusion_distributed::{
 use url::Url;
 
 pub use net::Identity;
-pub use scan::provider;
-pub use stores::Tables;
 
+use crate::lake::stores::Tables;
 use crate::session::{self, Options};
 use crate::store::Place;
 use crate::{Error, functions};
@@ -154,16 +150,4 @@ pub fn worker(
         .with_runtime_env(runtime)
         .with_version(env!("CARGO_PKG_VERSION"));
     Ok(worker)
-}
-
-/// Registers a place's tables in a runtime, for scans that name their files by table.
-pub(crate) fn register_tables(
-    runtime: &Arc<RuntimeEnv>,
-    place: &Place,
-) -> std::result::Result<(), Error> {
-    let tables = Tables::of(place)?;
-    for (url, store) in tables.all() {
-        runtime.register_object_store(url, Arc::clone(store));
-    }
-    Ok(())
 }

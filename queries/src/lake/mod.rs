@@ -4,6 +4,9 @@
 //! consistent. Newer commits are seen by [`refresh`] and a new provider, which
 //! [`Folder::session`](crate::folder::Folder::session) does before every query.
 
+pub(crate) mod scan;
+pub(crate) mod stores;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -101,7 +104,8 @@ pub async fn refresh(table: &mut DeltaTable) -> Result<bool, Error> {
     Ok(table.version() != before)
 }
 
-/// A provider that shows the version the table is at now.
+/// A provider of the Delta library, which shows the version the table is at now: for tables that
+/// [`scan`] cannot read.
 pub async fn provider(
     session: &SessionContext,
     table: &DeltaTable,
@@ -214,16 +218,4 @@ pub fn with_all_columns(
         frame = frame.with_column(field.name(), lit(null))?;
     }
     Ok(frame.into_view())
-}
-
-/// Registers a table under its name at the version it is at now, replacing an older one.
-pub async fn register(
-    session: &SessionContext,
-    name: &str,
-    table: &DeltaTable,
-) -> Result<(), Error> {
-    let provider = provider(session, table).await?;
-    session.deregister_table(name)?;
-    session.register_table(name, provider)?;
-    Ok(())
 }

@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use datafusion::error::{DataFusionError, Result as QueryResult};
 use datafusion::execution::object_store::ObjectStoreRegistry;
+use datafusion::execution::runtime_env::RuntimeEnv;
 use deltalake::logstore::object_store as os;
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -36,7 +37,7 @@ pub fn url(table: Table) -> Url {
     Url::parse(&format!("{SCHEME}://{}", table.name())).expect("a URL")
 }
 
-/// The stores of a place's tables, as the only ones that a runtime has.
+/// The stores of a place's tables; as a registry, the only ones that a runtime has.
 #[derive(Debug)]
 pub struct Tables(BTreeMap<Url, Arc<dyn ObjectStore>>);
 
@@ -47,7 +48,11 @@ impl Tables {
         for table in Table::ALL {
             let (store, root): (Arc<dyn ObjectStore>, Path) = match place {
                 Place::Folder(dir) => {
-                    let dir = dir.join(table.name());
+                    let dir = std::path::absolute(dir.join(table.name()));
+                    let dir = dir.map_err(|cause| Error::Io {
+                        path: place.table_path(table),
+                        cause,
+                    })?;
                     let root = Path::from_absolute_path(&dir).map_err(|error| Error::Store {
                         place: dir.display().to_string(),
                         detail: error.to_string(),
@@ -66,9 +71,11 @@ impl Tables {
         Ok(Tables(stores))
     }
 
-    /// Each with its URL.
-    pub fn all(&self) -> impl Iterator<Item = (&Url, &Arc<dyn ObjectStore>)> {
-        self.0.iter()
+    /// Registers them beside the other stores of a runtime.
+    pub fn register_in(self, runtime: &RuntimeEnv) {
+        for (url, store) in self.0 {
+            runtime.register_object_store(&url, store);
+        }
     }
 }
 
@@ -103,7 +110,7 @@ struct ReadOnly(PrefixStore<Arc<dyn ObjectStore>>);
 
 fn refused<T>() -> Result<T> {
     Err(os::Error::NotSupported {
-        source: "a worker only reads".into(),
+        source: "queries only read".into(),
     })
 }
 

@@ -1,18 +1,25 @@
 //! A Delta table as a plain scan of its Parquet files, which any engine can take apart and send.
 //!
-//! (The Delta library's own scan cannot be sent, and what it can do beyond a plain one (deletion
-//! vectors, renamed columns) the tables of a lake do not use: one that does is refused.)
+//! The Delta library's own scan cannot be sent, and puts an operator of its own between the files
+//! and what filters them. What it can do beyond a plain one (deletion vectors, renamed columns) the
+//! tables of a collector do not use.
 //!
-//! Invariant: it shows the one version of the table that it was made of, and files are left out by
-//! their statistics only where these prove that no row can match.
+//! Invariants:
+//! - it shows the one version of the table that it was made of;
+//! - files are left out by their statistics only where these prove that no row can match;
+//! - of the table's log only the number of rows is taken for exact, so that it may answer a
+//!   `count(*)`: least and greatest texts are cut short in it.
 
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Schema, SchemaRef};
+use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::compute::cast;
+use arrow::datatypes::{Field, Schema, SchemaRef, UInt64Type};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::pruning::PruningStatistics;
 use datafusion::common::stats::Precision;
-use datafusion::common::{DFSchema, ScalarValue, Statistics};
+use datafusion::common::{Column, DFSchema, ScalarValue, Statistics};
 use datafusion::datasource::TableType;
 use datafusion::datasource::listing::PartitionedFile;
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfigBuilder, ParquetSource};
@@ -31,16 +38,13 @@ use vramscope_wire::Table;
 
 use super::stores;
 
-/// A provider over the files of a table at the version it is at now.
-pub fn provider(table: Table, delta: &DeltaTable) -> Result<Arc<dyn TableProvider>> {
+/// A provider over the files of a table at the version it is at now; `None` if the table has what a
+/// plain scan cannot do.
+pub fn provider(table: Table, delta: &DeltaTable) -> Result<Option<Arc<dyn TableProvider>>> {
     let snapshot = delta.snapshot().map_err(DataFusionError::from)?;
-    // Version 1 has none of what a plain scan cannot do.
-    let version = snapshot.protocol().min_reader_version();
-    if version > 1 {
-        return Err(DataFusionError::Plan(format!(
-            "table {} needs reader version {version} of Delta, which only the local engine has",
-            table.name()
-        )));
+    // Version 1 of the protocol for readers has none of it.
+    if snapshot.protocol().min_reader_version() > 1 {
+        return Ok(None);
     }
     let partitions = snapshot.metadata().partition_columns();
     let whole = snapshot.snapshot().arrow_schema();
@@ -57,12 +61,12 @@ pub fn provider(table: Table, delta: &DeltaTable) -> Result<Arc<dyn TableProvide
     let columns = TableSchema::builder(Arc::new(file_schema))
         .with_table_partition_cols(partition_fields)
         .build();
-    Ok(Arc::new(Files {
+    Ok(Some(Arc::new(Files {
         table,
         delta: delta.clone(),
         schema: Arc::clone(&whole),
         columns,
-    }))
+    })))
 }
 
 #[derive(Debug)]
@@ -76,8 +80,12 @@ struct Files {
 }
 
 impl Files {
-    /// The files that may hold rows for a predicate.
-    fn files(&self, predicate: Option<&Arc<dyn PhysicalExpr>>) -> Result<Vec<PartitionedFile>> {
+    /// The files that may hold rows for a predicate, with statistics of the columns that are read.
+    fn files(
+        &self,
+        predicate: Option<&Arc<dyn PhysicalExpr>>,
+        read: &Schema,
+    ) -> Result<Vec<PartitionedFile>> {
         let snapshot = self.delta.snapshot().map_err(DataFusionError::from)?;
         let log = snapshot.log_data();
         let may_match = match predicate {
@@ -90,6 +98,15 @@ impl Files {
             }
             None => Vec::new(),
         };
+        let file_schema = self.columns.file_schema();
+        let ranges: Vec<Option<Range>> = file_schema
+            .fields()
+            .iter()
+            .map(|field| match read.field_with_name(field.name()) {
+                Ok(_) => Range::read(&log, field),
+                Err(_) => None,
+            })
+            .collect();
         let mut files = Vec::new();
         for (index, file) in log.iter().enumerate() {
             if !may_match.get(index).copied().unwrap_or(true) {
@@ -106,13 +123,57 @@ impl Files {
                     None => ScalarValue::try_from(field.data_type())?,
                 });
             }
-            let mut statistics = Statistics::new_unknown(self.columns.file_schema());
+            let mut statistics = Statistics::new_unknown(file_schema);
             if let Some(rows) = file.num_records() {
                 statistics.num_rows = Precision::Exact(rows);
+            }
+            // Of the file as it lies there: the engine compares sides of a join by it.
+            let bytes = usize::try_from(size).unwrap_or(usize::MAX);
+            statistics.total_byte_size = Precision::Inexact(bytes);
+            for (range, column) in ranges.iter().zip(&mut statistics.column_statistics) {
+                if let Some(range) = range {
+                    column.min_value = known(ScalarValue::try_from_array(&range.least, index)?);
+                    column.max_value = known(ScalarValue::try_from_array(&range.greatest, index)?);
+                    if range.nulls.is_valid(index) {
+                        let nulls = range.nulls.as_primitive::<UInt64Type>().value(index);
+                        let nulls = usize::try_from(nulls).unwrap_or(usize::MAX);
+                        column.null_count = Precision::Inexact(nulls);
+                    }
+                }
             }
             files.push(found.with_statistics(Arc::new(statistics)));
         }
         Ok(files)
+    }
+}
+
+/// What the table's log tells of a column in each file.
+struct Range {
+    least: ArrayRef,
+    greatest: ArrayRef,
+    nulls: ArrayRef,
+}
+
+impl Range {
+    /// `None` for what has none. Texts have, but of them nothing is estimated.
+    fn read(log: &impl PruningStatistics, field: &Field) -> Option<Range> {
+        if !field.data_type().is_primitive() {
+            return None;
+        }
+        let column = Column::from_name(field.name());
+        let typed = |values: ArrayRef| cast(&values, field.data_type()).ok();
+        Some(Range {
+            least: log.min_values(&column).and_then(typed)?,
+            greatest: log.max_values(&column).and_then(typed)?,
+            nulls: log.null_counts(&column)?,
+        })
+    }
+}
+
+fn known(value: ScalarValue) -> Precision<ScalarValue> {
+    match value.is_null() {
+        true => Precision::Absent,
+        false => Precision::Inexact(value),
     }
 }
 
@@ -144,11 +205,11 @@ impl TableProvider for Files {
         let predicate = conjunction(filters.iter().cloned())
             .map(|filter| state.create_physical_expr(filter, &schema))
             .transpose()?;
-        let files = self.files(predicate.as_ref())?;
         let wanted = match projection {
             Some(columns) => self.schema.project(columns)?,
             None => self.schema.as_ref().clone(),
         };
+        let files = self.files(predicate.as_ref(), &wanted)?;
         let columns = wanted.fields().iter();
         let columns = columns.map(|field| self.columns.table_schema().index_of(field.name()));
         let columns = columns.collect::<std::result::Result<Vec<usize>, _>>()?;
@@ -161,10 +222,13 @@ impl TableProvider for Files {
         if let Some(predicate) = predicate {
             source = source.with_predicate(predicate);
         }
+        let each = files.iter().filter_map(|file| file.statistics.as_deref());
+        let statistics = Statistics::try_merge_iter(each, self.columns.table_schema())?;
         let groups = balanced(files, state.config().target_partitions());
         let url = ObjectStoreUrl::parse(stores::url(self.table))?;
         let config = FileScanConfigBuilder::new(url, Arc::new(source))
             .with_file_groups(groups)
+            .with_statistics(statistics)
             .with_projection_indices(Some(columns))?
             // A filter is left to do: a limit on unfiltered rows would cut too early.
             .with_limit(limit.filter(|_| filters.is_empty()))
