@@ -15,6 +15,12 @@ use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
 
+/// Thousands of connections and the threads that serve them hold small pieces for long and large ones
+/// for moments. The system's allocator keeps an arena for each thread, and gives back what is free at
+/// an arena's end alone: two thirds of the memory of 10,000 agents was nobody's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Takes vramscope agents' events, keeps them as Delta tables, answers SQL
 #[derive(Parser)]
 #[command(name = "vramscope-collector", version, after_help = EXAMPLES)]
