@@ -11,7 +11,7 @@ use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::TimestampMicrosecondType;
 use bytes::Bytes;
 use parquet::file::metadata::ParquetMetaDataReader;
-use vramscope_wire::parquet_file::{self, ReadError};
+use vramscope_wire::parquet_file::{self, Opened, ReadError};
 use vramscope_wire::proto::Batch;
 use vramscope_wire::{SCHEMA_VERSION, Table};
 
@@ -214,7 +214,8 @@ fn rows_within(
     placing: &Placing,
     max_decoded_bytes: u64,
 ) -> Result<Checked, Reject> {
-    footer(&parquet, announced_rows, max_decoded_bytes)?;
+    let file = Opened::new(parquet)?;
+    footer(file.announced(), announced_rows, max_decoded_bytes)?;
     let mut checked = Checked {
         rows: 0,
         decoded_bytes: 0,
@@ -222,7 +223,7 @@ fn rows_within(
         misdated: 0,
     };
     let mut hours = HashSet::new();
-    for piece in parquet_file::rows(table, parquet)? {
+    for piece in file.rows(table)? {
         let piece = piece?;
         checked.rows += piece.num_rows() as u64;
         checked.decoded_bytes += piece.get_array_memory_size() as u64;
@@ -254,10 +255,11 @@ pub fn announced_rows(parquet: &Bytes) -> u64 {
 }
 
 /// The footer may lie, which is why the rows are counted again; an honest one saves the work.
-fn footer(parquet: &Bytes, announced_rows: u64, max_decoded_bytes: u64) -> Result<(), Reject> {
-    let footer =
-        parquet_file::survive(|| Ok(ParquetMetaDataReader::new().parse_and_finish(parquet)?))?;
-    let rows = u64::try_from(footer.file_metadata().num_rows()).unwrap_or(u64::MAX);
+fn footer(
+    (rows, bytes): (u64, u64),
+    announced_rows: u64,
+    max_decoded_bytes: u64,
+) -> Result<(), Reject> {
     if rows > MAX_ROWS {
         return Err(Reject::ManyRows(rows));
     }
@@ -267,12 +269,7 @@ fn footer(parquet: &Bytes, announced_rows: u64, max_decoded_bytes: u64) -> Resul
             sent: announced_rows,
         });
     }
-    let uncompressed = footer
-        .row_groups()
-        .iter()
-        .map(|group| u64::try_from(group.total_byte_size()).unwrap_or(u64::MAX))
-        .fold(0u64, u64::saturating_add);
-    if uncompressed > max_decoded_bytes {
+    if bytes > max_decoded_bytes {
         return Err(Reject::Bomb(max_decoded_bytes));
     }
     Ok(())

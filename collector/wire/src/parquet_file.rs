@@ -190,27 +190,61 @@ pub fn rows<R: ChunkReader + 'static>(
     table: Table,
     file: R,
 ) -> Result<impl Iterator<Item = Result<RecordBatch, ReadError>>, ReadError> {
-    // Parquet's own types say all that our columns need. The Arrow schema that writers put beside
-    // them is one more thing to be hostile: the reader panics on types that do not exist.
-    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    let mut reader = survive(|| {
-        let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)?;
-        check_schema(table, builder.schema())?;
-        Ok(builder.with_batch_size(1024).build()?)
-    })?;
-    let mut is_over = false;
-    Ok(std::iter::from_fn(move || {
-        if is_over {
-            return None;
-        }
-        let next = survive(|| match reader.next() {
-            Some(batch) => conform(table, &batch?).map(Some),
-            None => Ok(None),
-        });
-        // After a panic the reader's state is not to be trusted.
-        is_over = matches!(next, Err(ReadError::Panic(_)));
-        next.transpose()
-    }))
+    Opened::new(file)?.rows(table)
+}
+
+/// A file whose footer was read, and nothing else.
+pub struct Opened<R: ChunkReader>(ParquetRecordBatchReaderBuilder<R>);
+
+impl<R: ChunkReader + 'static> Opened<R> {
+    /// Reads a file's footer.
+    pub fn new(file: R) -> Result<Opened<R>, ReadError> {
+        // Parquet's own types say all that our columns need. The Arrow schema that writers put
+        // beside them is one more thing to be hostile: the reader panics on types that do not exist.
+        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+        let open = || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options);
+        survive(|| Ok(Opened(open()?)))
+    }
+
+    /// Rows and bytes that the file has, as its footer says; what is negative there is the most there
+    /// can be.
+    pub fn announced(&self) -> (u64, u64) {
+        let unsigned = |number: i64| u64::try_from(number).unwrap_or(u64::MAX);
+        let metadata = self.0.metadata();
+        let groups = metadata.row_groups().iter();
+        let bytes = groups.map(|group| unsigned(group.total_byte_size()));
+        (
+            unsigned(metadata.file_metadata().num_rows()),
+            bytes.fold(0, u64::saturating_add),
+        )
+    }
+
+    /// Its rows as those of a table, a piece at a time.
+    pub fn rows(
+        self,
+        table: Table,
+    ) -> Result<impl Iterator<Item = Result<RecordBatch, ReadError>>, ReadError> {
+        // The reader sets memory aside for all rows of a piece in every column.
+        let (rows, _) = self.announced();
+        let piece = usize::try_from(rows).unwrap_or(usize::MAX).clamp(1, 1024);
+        let mut reader = survive(|| {
+            check_schema(table, self.0.schema())?;
+            Ok(self.0.with_batch_size(piece).build()?)
+        })?;
+        let mut is_over = false;
+        Ok(std::iter::from_fn(move || {
+            if is_over {
+                return None;
+            }
+            let next = survive(|| match reader.next() {
+                Some(batch) => conform(table, &batch?).map(Some),
+                None => Ok(None),
+            });
+            // After a panic the reader's state is not to be trusted.
+            is_over = matches!(next, Err(ReadError::Panic(_)));
+            next.transpose()
+        }))
+    }
 }
 
 /// A file that makes the Parquet reader panic is a damaged file, and no reason to fall over.
@@ -258,15 +292,20 @@ fn check_schema(table: Table, found: &SchemaRef) -> Result<(), ReadError> {
 
 /// Puts the columns into the table's order and adds missing nullable ones.
 fn conform(table: Table, batch: &RecordBatch) -> Result<RecordBatch, ReadError> {
-    let schema = table.schema();
-    let columns = schema
-        .fields()
-        .iter()
-        .map(|field| match batch.column_by_name(field.name()) {
+    let (schema, found) = (table.schema(), batch.schema());
+    let mut columns = Vec::with_capacity(schema.fields().len());
+    for (index, field) in schema.fields().iter().enumerate() {
+        // Most files have the table's columns in its order.
+        let in_place = found.fields().get(index).map(|found| found.name()) == Some(field.name());
+        let column = match in_place {
+            true => Some(batch.column(index)),
+            false => batch.column_by_name(field.name()),
+        };
+        columns.push(match column {
             Some(column) => Arc::clone(column),
             None => arrow::array::new_null_array(field.data_type(), batch.num_rows()),
-        })
-        .collect();
+        });
+    }
     Ok(RecordBatch::try_new(schema, columns)?)
 }
 

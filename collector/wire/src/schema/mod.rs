@@ -7,7 +7,8 @@ mod own;
 mod traffic;
 mod windows;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
 
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 
@@ -175,8 +176,15 @@ impl Table {
     /// The Arrow schema that spool files, the write-ahead log and the lake share. (The lake
     /// adds the partition columns `date` and `hour` of its own.)
     pub fn schema(self) -> SchemaRef {
-        let fields: Vec<Field> = self.columns().into_iter().map(|c| c.field).collect();
-        Arc::new(Schema::new(fields))
+        static SCHEMAS: LazyLock<BTreeMap<Table, SchemaRef>> = LazyLock::new(|| {
+            let schema = |table: Table| {
+                let fields = table.columns().into_iter().map(|column| column.field);
+                (table, Arc::new(Schema::new(fields.collect::<Vec<_>>())))
+            };
+            Table::ALL.into_iter().map(schema).collect()
+        });
+        // All tables are in it.
+        Arc::clone(&SCHEMAS[&self])
     }
 }
 
