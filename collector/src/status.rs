@@ -109,22 +109,36 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
             .context("failed to read table batches")?;
     }
     let mut waiting = (0, 0);
+    // Of each table, up to which record of the log it has the rows, and `batches` the lines. Asked once:
+    // every answer reads the table's own log, and the collector's can have many thousand records.
+    let mut marks: BTreeMap<Table, [u64; 2]> = BTreeMap::new();
     for entry in log.entries {
-        let (table, id) = (entry.batch.table, log.id.as_deref().unwrap_or_default());
-        let of = |delta, mark: String| async move {
-            match delta {
-                Some(delta) => lake::transaction(delta, &mark).await,
-                None => Ok(0),
+        let table = entry.batch.table;
+        let [committed, lines] = match marks.get(&table) {
+            Some(known) => *known,
+            None => {
+                let id = log.id.as_deref().unwrap_or_default();
+                let of = |delta, mark: String| async move {
+                    match delta {
+                        Some(delta) => lake::transaction(delta, &mark).await,
+                        None => Ok(0),
+                    }
+                };
+                let rows = of(deltas.get(&table), committer::own_transaction(id));
+                let lines = of(
+                    deltas.get(&Table::Batches),
+                    committer::ledger_transaction(id, table.name()),
+                );
+                let failed = || format!("failed to read the log of table {}", table.name());
+                let found = [
+                    rows.await.with_context(failed)?,
+                    lines.await.with_context(failed)?,
+                ];
+                marks.insert(table, found);
+                found
             }
         };
-        let failed = || format!("failed to read the log of table {}", table.name());
-        let committed = of(deltas.get(&table), committer::own_transaction(id));
-        let has_rows = entry.number <= committed.await.with_context(failed)?;
-        let lines = of(
-            deltas.get(&Table::Batches),
-            committer::ledger_transaction(id, table.name()),
-        );
-        let has_line = entry.number <= lines.await.with_context(failed)?;
+        let (has_rows, has_line) = (entry.number <= committed, entry.number <= lines);
         let seen = agents.entry(entry.batch.agent.to_string()).or_default();
         if !has_line {
             seen.batch(entry.batch.seq);

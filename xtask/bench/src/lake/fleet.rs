@@ -66,12 +66,13 @@ struct Sample {
     live: Option<u64>,
 }
 
-fn sample(starter: &Starter, collector: &Collector, data: &Path) -> Result<Sample> {
-    Ok(Sample {
-        rss: collector.memory()?.0,
-        on_disk: data_files(data),
-        live: live_files(starter, data),
-    })
+/// On another thread: the agents' is not to stand still meanwhile.
+async fn sample(starter: &Starter, collector: &Collector, data: &Path) -> Result<Sample> {
+    let rss = collector.memory()?.0;
+    let (starter, data) = (starter.clone(), data.to_path_buf());
+    let count = move || (data_files(&data), live_files(&starter, &data));
+    let (on_disk, live) = tokio::task::spawn_blocking(count).await?;
+    Ok(Sample { rss, on_disk, live })
 }
 
 async fn measure(options: &Fleet) -> Result<Value> {
@@ -105,7 +106,7 @@ async fn measure(options: &Fleet) -> Result<Value> {
         // Counting files takes a moment from the collector.
         let is_half = second + 1 == options.seconds.div_ceil(2);
         if second % 30 == 29 || is_half {
-            let now = sample(&starter, &collector, &data)?;
+            let now = sample(&starter, &collector, &data).await?;
             most_live = most_live.max(now.live);
             if is_half {
                 half = Some(now);
@@ -115,7 +116,7 @@ async fn measure(options: &Fleet) -> Result<Value> {
     load.enter(Phase::Rest);
     let seconds = began.elapsed().as_secs_f64();
     let acknowledged = load.acknowledged.load(Ordering::Relaxed);
-    let end = sample(&starter, &collector, &data)?;
+    let end = sample(&starter, &collector, &data).await?;
     most_live = most_live.max(end.live);
     let drained = load.drain(&mut sql, DRAIN).await?;
     load.enter(Phase::End);
