@@ -179,7 +179,7 @@ async fn one_agent_too_many_is_closed_and_counted() {
     assert!(told("vramscope_connections_refused_total{door=\"grpc\"} 1\n").await);
     held.clear();
     let reached = async |line: &str| {
-        let give_up = Instant::now() + Duration::from_secs(60);
+        let give_up = Instant::now() + Duration::from_secs(30);
         while !told(line).await {
             assert!(Instant::now() < give_up, "never {line}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -443,22 +443,20 @@ async fn a_query_of_a_hundred_gigabytes_fails_and_the_rest_goes_on() {
     // Each holds a hundred GB: in one value, in groups, in a sort that spills more than it may.
     for sql in [
         "SELECT length(string_agg(repeat('x', 1000) || value, '')) FROM range(0, 100000000)",
-        "SELECT value, array_agg(repeat('x', 1000)) FROM range(0, 100000000) GROUP BY value",
+        // (By a key in no order: groups in the order of their rows are handed out one by one.)
+        "SELECT value * 7919 % 100000007 AS k, array_agg(repeat('x', 1000)) FROM range(0, 100000000) GROUP BY k",
         "SELECT value, repeat('x', 1000) AS pad FROM range(0, 100000000) ORDER BY pad, value DESC LIMIT 1 OFFSET 99999998",
     ] {
-        let answer = ask(&http, json!({ "sql": sql, "timeout_ms": 20_000 })).await;
+        let answer = ask(&http, json!({ "sql": sql })).await;
         let status = answer.status().as_u16();
-        // What has groups or runs may hand out some before it fails: then it breaks off. Groups
-        // that come in the order of their rows are handed out as long as there is time.
+        // What has groups or runs may hand out some before it fails: then it breaks off.
         let (bytes, whole) = until_it_breaks(answer).await;
         let end = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned();
         assert!(
             status == 507 || (status == 200 && !whole),
             "{sql}: {status} {end}"
         );
-        let grouped = sql.contains("GROUP BY");
-        let limited = end.contains("memory_limit") || (grouped && end.contains("time_limit"));
-        assert!(limited, "{sql}: {end}");
+        assert!(end.contains("memory_limit"), "{sql}: {end}");
     }
     // A client that asks for everything and reads nothing holds no place for ever.
     let mut deaf = dial(&http);
