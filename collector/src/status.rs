@@ -109,8 +109,8 @@ pub async fn report(data: &Path) -> anyhow::Result<Report> {
             .context("failed to read table batches")?;
     }
     let mut waiting = (0, 0);
-    // Of each table, up to which record of the log it has the rows, and `batches` the lines. Asked once:
-    // every answer reads the table's own log, and the collector's can have many thousand records.
+    // Of each table, up to which record of the log it has the rows, and `batches` the lines. Asked
+    // once: every answer reads the table's own log, and the collector's can have thousands of records.
     let mut marks: BTreeMap<Table, [u64; 2]> = BTreeMap::new();
     for entry in log.entries {
         let table = entry.batch.table;

@@ -123,9 +123,9 @@ fn bounded(options: &Options) -> RuntimeEnvBuilder {
         .with_object_list_cache_limit(0)
 }
 
-/// Sets the rows that operators work on at a time, for a query that has so much memory. A sort that spilled
-/// holds a batch of every run while it merges them, and of rows with long texts 8,192 (the engine's
-/// own number) are megabytes: with little memory they are fewer.
+/// Sets the rows that operators work on at a time, for a query that has so much memory. A sort that
+/// spilled holds a batch of every run while it merges them, and of rows with long texts 8,192 (the
+/// engine's own number) are megabytes: with little memory they are fewer.
 pub fn with_batch_rows(config: SessionConfig, memory_bytes: usize) -> SessionConfig {
     const BYTES_PER_ROW: usize = 128 << 10;
     config.with_batch_size((memory_bytes / BYTES_PER_ROW).clamp(512, 8192))

@@ -5,9 +5,9 @@
 //! to worker. Functions, views and table functions are the same in both: a question has one
 //! answer.
 //!
-//! A worker has the tables of one lake and nothing else ([`crate::lake::stores`]): a plan names files by table
-//! and path below it, so workers may reach the lake by other paths or keys than whoever asks, and a
-//! plan that names anything else is refused. It reads only.
+//! A worker has the tables of one lake and nothing else ([`crate::lake::stores`]): a plan names
+//! files by table and path below it, so workers may reach the lake by other paths or keys than
+//! whoever asks, and a plan that names anything else is refused. It reads only.
 //!
 //! Invariants:
 //! - a plan that the engine cannot cut runs where it was asked for; that is still the same answer.

@@ -5,6 +5,7 @@ use std::path::Path;
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 use futures::TryStreamExt;
+use vramscope_queries::engine::{Cluster, Engine};
 use vramscope_queries::folder::Folder;
 use vramscope_queries::session::{self, Limits, Options};
 use vramscope_wire::Table;
@@ -149,5 +150,51 @@ async fn a_lake_of_an_older_version_is_read_as_it_is() {
     assert_eq!(
         number(&folder, "SELECT count(*) FROM device_history").await,
         0
+    );
+}
+
+/// As another program leaves a table that it gave features of newer readers: here the Delta library
+/// reads it, workers do not.
+#[tokio::test]
+async fn a_table_for_newer_readers_has_the_same_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    seed::append_to_lake(dir.path(), Table::AllocEvents, &seed::alloc_events()).await;
+    let log = dir
+        .path()
+        .join("alloc_events/_delta_log/00000000000000000000.json");
+    let plain = std::fs::read_to_string(&log).unwrap();
+    let newer = plain.replace(
+        r#""minReaderVersion":1,"minWriterVersion":2"#,
+        r#""minReaderVersion":2,"minWriterVersion":5"#,
+    );
+    assert_ne!(plain, newer);
+    let rows = seed::alloc_events().len() as i64;
+    // The library passes over a filter that is NULL, and has to be kept from it.
+    let questions = [
+        ("SELECT count(*) FROM alloc_events", rows),
+        ("SELECT count(seq) FROM alloc_events WHERE ts_ns > 0", rows),
+        (
+            "SELECT count(*) FROM alloc_events WHERE seq > 0 AND host = NULL",
+            0,
+        ),
+    ];
+    for log_text in [plain, newer] {
+        std::fs::write(&log, log_text).unwrap();
+        let folder = open(dir.path()).await;
+        for (sql, expected) in questions {
+            assert_eq!(number(&folder, sql).await, expected, "{sql}");
+        }
+    }
+    let options = Options {
+        engine: Engine::Distributed(
+            Cluster::new(&["http://127.0.0.1:1".to_string()], None).unwrap(),
+        ),
+        ..Options::default()
+    };
+    let error = Folder::open(dir.path(), options).await.err().unwrap();
+    let error = error.to_string();
+    assert!(
+        error.contains("alloc_events") && error.contains("--engine local"),
+        "{error}"
     );
 }
