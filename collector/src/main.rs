@@ -14,6 +14,7 @@ use vramscope_collector::executor::{self, Executor};
 use vramscope_collector::lake::upkeep::cli as upkeep;
 use vramscope_collector::requests::{self, Stage, Wish};
 use vramscope_collector::{serve, status};
+use vramscope_queries::complexity::PARSER_STACK_BYTES;
 
 /// Thousands of connections and the threads that serve them hold small pieces for long and large ones
 /// for moments. The system's allocator keeps an arena for each thread, and gives back what is free at
@@ -314,6 +315,7 @@ fn run_requests(wanted: &Requests) -> anyhow::Result<()> {
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .thread_stack_size(PARSER_STACK_BYTES)
         .build()
         .context("failed to start the async runtime")
 }

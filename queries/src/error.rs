@@ -103,6 +103,16 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// A statement of more links than a stack can take.
+    #[error(
+        "the statement is a chain of {links} links, more than {limit} (an operator is one, a SELECT, JOIN or UNION is ten); write a list as IN (…) or VALUES, and ask in several statements"
+    )]
+    TooDeep {
+        /// Its links.
+        links: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The answer is longer than allowed.
     #[error("the answer has more than {0} rows; add a LIMIT or raise the row limit")]
     TooManyRows(usize),

@@ -25,6 +25,7 @@
 //! # Ok(()) }
 //! ```
 
+pub mod complexity;
 pub mod describe;
 pub mod engine;
 pub mod error;
@@ -34,13 +35,17 @@ pub mod import;
 pub mod lake;
 pub mod leaks;
 pub mod near;
+mod projections;
 pub mod quality;
 pub mod reference;
 pub mod session;
+mod sizes;
 pub mod statements;
 pub mod store;
+pub mod texts;
 pub mod trace;
 pub mod views;
+mod windows;
 mod yielding;
 
 pub use error::Error;

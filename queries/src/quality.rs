@@ -1,10 +1,10 @@
 //! What an answer says about its own quality: events that were lost in the data behind it.
 
-use datafusion::sql::parser::{DFParser, Statement};
+use datafusion::sql::parser::Statement;
 use datafusion::sql::resolve::resolve_table_references;
 use vramscope_wire::Table;
 
-use crate::views;
+use crate::{session, views};
 
 /// What was lost in everything recorded: one row with the numbers of [`Loss`], in its order.
 pub const LOSS_QUERY: &str = "\
@@ -98,7 +98,7 @@ const NOT_MADE_OF_CALLS: &[&str] = &[
 /// Whether a question reads data that lost calls make incomplete. A question about the losses
 /// themselves, or about nothing (`SELECT 1`), needs no note.
 pub fn reads_recorded_data(sql: &str) -> bool {
-    let Ok(statements) = DFParser::parse_sql(sql) else {
+    let Ok(statements) = session::parse(sql) else {
         return false;
     };
     statements.iter().flat_map(tables).any(|name| {

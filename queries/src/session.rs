@@ -6,8 +6,8 @@
 //! - all sessions of one [`Runtime`] share one memory pool, so many queries together stay
 //!   within the limit; sorts, joins and aggregations spill to the temporary folder before they
 //!   fail;
-//! - strings are `Utf8` everywhere (not `Utf8View`), so that a lake, a trace and the wire's
-//!   schemas agree on types.
+//! - texts of an answer are `Utf8`, whatever they were inside ([`texts`]): a lake, a trace and the
+//!   wire's schemas agree on types.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -18,23 +18,26 @@ use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result as DataFusionResult};
 use datafusion::execution::context::SessionState;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::{FairSpillPool, MemoryLimit, TrackConsumersPool};
+use datafusion::execution::memory_pool::{
+    FairSpillPool, MemoryLimit, MemoryPool, TrackConsumersPool,
+};
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder};
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::physical_plan::{ExecutionPlan, RecordBatchStream, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
 use crate::engine::Engine;
+use crate::windows::BookWindows;
 use crate::yielding::YieldAfterJoins;
-use crate::{Error, functions, leaks};
+use crate::{Error, complexity, functions, leaks, projections, texts};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
 pub const DEFAULT_MEMORY_BYTES: usize = 2 << 30;
@@ -126,7 +129,7 @@ fn bounded(options: &Options) -> RuntimeEnvBuilder {
 /// Sets the rows that operators work on at a time, for a query that has so much memory. A sort that
 /// spilled holds a batch of every run while it merges them, and of rows with long texts 8,192 (the
 /// engine's own number) are megabytes: with little memory they are fewer.
-pub fn with_batch_rows(config: SessionConfig, memory_bytes: usize) -> SessionConfig {
+fn with_batch_rows(config: SessionConfig, memory_bytes: usize) -> SessionConfig {
     const BYTES_PER_ROW: usize = 128 << 10;
     config.with_batch_size((memory_bytes / BYTES_PER_ROW).clamp(512, 8192))
 }
@@ -144,11 +147,31 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
         .with_config(config)
         .with_runtime_env(Arc::clone(runtime))
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(YieldAfterJoins));
-    let session = SessionContext::new_with_state(functions::plan_with(state).build());
+        .with_physical_optimizer_rule(Arc::new(YieldAfterJoins))
+        .with_physical_optimizer_rule(Arc::new(BookWindows));
+    let state = projections::keep_apart(functions::plan_with(state));
+    let state = functions::book(state, &runtime.memory_pool);
+    let session = SessionContext::new_with_state(state.build());
     functions::register(&session);
     leaks::register(&session);
     session
+}
+
+/// The same session with memory of its own, so many bytes of it.
+pub fn with_memory(
+    session: &SessionContext,
+    pool: Arc<dyn MemoryPool>,
+    bytes: usize,
+) -> Result<SessionContext, Error> {
+    let runtime = RuntimeEnvBuilder::from_runtime_env(&session.runtime_env())
+        .with_memory_pool(Arc::clone(&pool))
+        .build_arc()?;
+    let mut state = session.state();
+    let config = state.config_mut();
+    *config = with_batch_rows(config.clone(), bytes);
+    let state = SessionStateBuilder::new_from_existing(state).with_runtime_env(runtime);
+    let state = functions::book(state, &pool).build();
+    Ok(SessionContext::new_with_state(state))
 }
 
 /// A session without tables on a runtime of its own.
@@ -156,8 +179,10 @@ pub fn session(options: &Options) -> Result<SessionContext, Error> {
     Ok(session_on(&runtime(options)?))
 }
 
-/// Splits a text into its statements. Empty ones (`;;`) are dropped.
+/// Splits a text into its statements, unless they are too deep to be planned. Empty ones (`;;`) are
+/// dropped.
 pub fn parse(sql: &str) -> Result<Vec<Statement>, Error> {
+    complexity::check(sql)?;
     Ok(DFParser::parse_sql(sql)?.into_iter().collect())
 }
 
@@ -259,8 +284,12 @@ pub async fn query(
     sql: &str,
     limits: Limits,
 ) -> Result<SendableRecordBatchStream, Error> {
-    let plan = within(limits.time, plan(session, sql)).await?;
-    execute(session, plan, limits).await
+    // What its constants take is booked as long as its functions live.
+    let state = SessionStateBuilder::new_from_existing(session.state());
+    let state = functions::book(state, &session.runtime_env().memory_pool);
+    let session = SessionContext::new_with_state(state.build());
+    let plan = within(limits.time, plan(&session, sql)).await?;
+    execute(&session, plan, limits).await
 }
 
 /// Runs a plan, if it only reads. The time limit starts here.
@@ -288,15 +317,37 @@ pub async fn start(
 ) -> Result<Started, Error> {
     check_read_only(&plan)?;
     let started = async {
-        let frame = session.execute_logical_plan(plan).await?;
-        let task = Arc::new(frame.task_ctx());
-        let plan = frame.create_physical_plan().await?;
-        let rows = execute_stream(Arc::clone(&plan), task)?;
+        let mut state = session.state();
+        let plan = state.optimize(&plan)?;
+        let rows = rows_of_constants(&plan)?.min(state.config().batch_size());
+        *state.config_mut() = state.config().clone().with_batch_size(rows);
+        let planner = Arc::clone(state.query_planner());
+        let plan = planner.create_physical_plan(&plan, &state).await?;
+        let rows = execute_stream(Arc::clone(&plan), state.task_ctx())?;
+        let rows = texts::plain_rows(rows);
         Ok(Started { rows, plan })
     };
     let Started { rows, plan } = within(limits.time, started).await?;
     let rows = limited(rows, limits);
     Ok(Started { rows, plan })
+}
+
+/// Rows that may be worked on at a time in a plan with such constants: the engine repeats a constant
+/// for every row of a batch.
+fn rows_of_constants(plan: &LogicalPlan) -> DataFusionResult<usize> {
+    const BYTES_AT_A_TIME: usize = 16 << 20;
+    let mut largest = 1;
+    plan.apply_with_subqueries(|node| {
+        node.apply_expressions(|expression| {
+            expression.apply(|part| {
+                if let Expr::Literal(value, _) = part {
+                    largest = largest.max(value.size());
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    })?;
+    Ok((BYTES_AT_A_TIME / largest).max(1))
 }
 
 /// Puts limits on rows that come from elsewhere. The time starts here.

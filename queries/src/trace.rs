@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use arrow::datatypes::Schema;
+use arrow::datatypes::{Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
@@ -23,8 +23,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use url::Url;
 use vramscope_wire::Table;
 
-use crate::Error;
 use crate::error::DamagedFile;
+use crate::{Error, texts};
 
 /// One file as it was when the folder was listed. A file that changed is another file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -169,7 +169,7 @@ pub fn provider(
     let options = ListingOptions::new(Arc::new(format)).with_file_extension(".parquet");
     let config = ListingTableConfig::new_with_multi_paths(urls)
         .with_listing_options(options)
-        .with_schema(table.schema());
+        .with_schema(columns(table));
     let statistics = session
         .runtime_env()
         .cache_manager
@@ -181,5 +181,10 @@ pub fn provider(
 
 /// A provider without rows.
 pub fn empty(table: Table) -> Result<Arc<dyn TableProvider>, Error> {
-    Ok(Arc::new(MemTable::try_new(table.schema(), vec![vec![]])?))
+    Ok(Arc::new(MemTable::try_new(columns(table), vec![vec![]])?))
+}
+
+/// A table's columns as queries read them.
+fn columns(table: Table) -> SchemaRef {
+    Arc::new(texts::viewed(&table.schema()))
 }

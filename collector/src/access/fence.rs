@@ -31,6 +31,7 @@ use datafusion::physical_plan::{
 };
 use datafusion::prelude::lit;
 use futures::StreamExt;
+use vramscope_queries::texts;
 
 use super::filter::{Visible, scan};
 
@@ -74,7 +75,8 @@ impl Rule {
                     .collect::<Vec<bool>>()
             }
             Rule::Hosts(visible) => {
-                let hosts = column(&batch, "host")?.as_string::<i32>();
+                let hosts = texts::plain_column(column(&batch, "host")?)?;
+                let hosts = hosts.as_string::<i32>();
                 let times = column(&batch, "ts")?.as_primitive::<TimestampMicrosecondType>();
                 hosts
                     .iter()

@@ -33,7 +33,7 @@ use datafusion::datasource::provider_as_source;
 use datafusion::logical_expr::{LogicalPlan, LogicalPlanBuilder};
 use datafusion::prelude::{SessionContext, col};
 use futures::TryStreamExt;
-use vramscope_queries::{Error, session, views};
+use vramscope_queries::{Error, session, texts, views};
 use vramscope_wire::Table;
 
 use super::fence::{Fenced, Rule};
@@ -200,7 +200,7 @@ impl Visible {
         let mut batches = frame.execute_stream().await?;
         let mut lives = HashMap::new();
         while let Some(batch) = batches.try_next().await? {
-            Life::add(&mut lives, &batch, namespaces);
+            Life::add(&mut lives, &batch, namespaces)?;
         }
         Ok(Arc::new(Visible::of(lives)))
     }
@@ -244,11 +244,16 @@ struct Life {
 }
 
 impl Life {
-    fn add(lives: &mut HashMap<i64, Life>, batch: &RecordBatch, namespaces: &[String]) {
+    fn add(
+        lives: &mut HashMap<i64, Life>,
+        batch: &RecordBatch,
+        namespaces: &[String],
+    ) -> Result<(), Error> {
         // The columns are those of the data model, which whoever opened the table has checked.
         let processes = batch.column(0).as_primitive::<Int64Type>();
-        let said = batch.column(1).as_string::<i32>();
-        let hosts = batch.column(2).as_string::<i32>();
+        let said = texts::plain_column(batch.column(1))?;
+        let hosts = texts::plain_column(batch.column(2))?;
+        let (said, hosts) = (said.as_string::<i32>(), hosts.as_string::<i32>());
         let times = [3, 4, 5].map(|n| batch.column(n).as_primitive::<TimestampMicrosecondType>());
         for row in 0..batch.num_rows() {
             let time = |n: usize| times[n].is_valid(row).then(|| times[n].value(row));
@@ -268,6 +273,7 @@ impl Life {
             life.last = life.last.max(ts).max(time(2).unwrap_or(ts));
             life.has_ended |= time(2).is_some();
         }
+        Ok(())
     }
 }
 

@@ -27,14 +27,13 @@ use std::time::Duration;
 
 use arrow::datatypes::{DataType, SchemaRef};
 use async_trait::async_trait;
-use datafusion::execution::SessionStateBuilder;
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::prelude::SessionContext;
 use vramscope_queries::Error;
 use vramscope_queries::folder::Folder;
 use vramscope_queries::quality::Loss;
 use vramscope_queries::session::{self, Limits};
+use vramscope_queries::texts;
 
 use crate::access::Caller;
 use crate::access::filter::Filters;
@@ -339,17 +338,8 @@ impl Gate {
     ) -> Result<SessionContext, Error> {
         let all = self.0.folder.session().await?;
         let shared = self.0.filters.apply(all, caller).await?;
-        let runtime = RuntimeEnvBuilder::from_runtime_env(&shared.runtime_env())
-            .with_memory_pool(Arc::clone(memory) as _)
-            .build_arc()?;
-        let mut state = shared.state();
         let share = self.0.bounds.share_bytes;
-        let config = state.config_mut();
-        *config = session::with_batch_rows(config.clone(), share);
-        let state = SessionStateBuilder::new_from_existing(state)
-            .with_runtime_env(runtime)
-            .build();
-        Ok(SessionContext::new_with_state(state))
+        session::with_memory(&shared, Arc::clone(memory) as _, share)
     }
 
     fn share(&self) -> Arc<QueryMemory> {
@@ -399,10 +389,10 @@ fn shape_of(plan: &LogicalPlan) -> Result<Shape, Error> {
         if parameters.len() < number {
             parameters.resize(number, None);
         }
-        parameters[number - 1] = data_type;
+        parameters[number - 1] = data_type.as_ref().map(texts::plain_type);
     }
     Ok(Shape {
-        columns: Arc::clone(plan.schema().inner()),
+        columns: texts::plain_schema(plan.schema().inner()),
         parameters,
     })
 }

@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use vramscope_queries::Error;
+use vramscope_queries::complexity::STACK_BYTES;
 
 use super::line::Line;
 
@@ -49,6 +50,7 @@ impl Pool {
         let runtime = Builder::new_multi_thread()
             .worker_threads(processors)
             .thread_name("query")
+            .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()?;
         // Memory is shared by the queries that run: more at a time would only fail each other.

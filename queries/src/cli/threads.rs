@@ -12,6 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use vramscope_queries::Error;
+use vramscope_queries::complexity::STACK_BYTES;
 
 /// Batches that may wait for their reader.
 const BATCHES_AHEAD: usize = 2;
@@ -34,6 +35,7 @@ impl QueryThreads {
     pub fn start() -> std::io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .thread_name("query")
+            .thread_stack_size(STACK_BYTES)
             .enable_all()
             .build()?;
         Ok(QueryThreads {

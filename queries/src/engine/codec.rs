@@ -1,5 +1,5 @@
-//! The leak detectors' operator on its way to a worker. (Everything else of a plan the engine knows
-//! how to send.)
+//! Our own operators on their way to a worker. (Everything else of a plan the engine knows how to
+//! send.)
 
 use std::sync::Arc;
 
@@ -9,26 +9,34 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::physical_plan::{PhysicalExtensionCodec, PhysicalProtoConverterExtension};
 
 use crate::leaks::LeakExec;
+use crate::windows::BookedExec;
 
-/// What a message of ours begins with: another codec's must not be taken for one.
-const MAGIC: &[u8] = b"vramscope-leaks-1 ";
+/// What messages of ours begin with: another codec's must not be taken for one.
+const LEAKS: &[u8] = b"vramscope-leaks-1 ";
+const BOOKED: &[u8] = b"vramscope-booked-1 ";
 
-/// Sends [`LeakExec`].
+/// Sends [`LeakExec`] and [`BookedExec`].
 #[derive(Debug)]
-pub struct LeakCodec;
+pub struct OurCodec;
 
-impl PhysicalExtensionCodec for LeakCodec {
+impl PhysicalExtensionCodec for OurCodec {
     fn try_encode(
         &self,
         node: Arc<dyn ExecutionPlan>,
         bytes: &mut Vec<u8>,
         _converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<()> {
-        let leaks = node.downcast_ref::<LeakExec>().ok_or_else(|| {
-            DataFusionError::NotImplemented(format!("{} cannot be sent to a worker", node.name()))
-        })?;
-        bytes.extend_from_slice(MAGIC);
-        bytes.extend_from_slice(leaks.to_text().as_bytes());
+        if let Some(leaks) = node.downcast_ref::<LeakExec>() {
+            bytes.extend_from_slice(LEAKS);
+            bytes.extend_from_slice(leaks.to_text().as_bytes());
+        } else if node.is::<BookedExec>() {
+            bytes.extend_from_slice(BOOKED);
+        } else {
+            return Err(DataFusionError::NotImplemented(format!(
+                "{} cannot be sent to a worker",
+                node.name()
+            )));
+        }
         Ok(())
     }
 
@@ -39,12 +47,16 @@ impl PhysicalExtensionCodec for LeakCodec {
         _context: &TaskContext,
         _converter: &dyn PhysicalProtoConverterExtension,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let wrong = || DataFusionError::Internal("not an operator of the leak detectors".into());
-        let text = bytes.strip_prefix(MAGIC).ok_or_else(wrong)?;
-        let text = std::str::from_utf8(text).map_err(|_| wrong())?;
+        let wrong = || DataFusionError::Internal("not an operator of vramscope".into());
         let [input] = inputs else {
             return Err(wrong());
         };
-        Ok(Arc::new(LeakExec::from_text(text, Arc::clone(input))?))
+        let input = Arc::clone(input);
+        if bytes == BOOKED {
+            return Ok(Arc::new(BookedExec::new(input)));
+        }
+        let text = bytes.strip_prefix(LEAKS).ok_or_else(wrong)?;
+        let text = std::str::from_utf8(text).map_err(|_| wrong())?;
+        Ok(Arc::new(LeakExec::from_text(text, input)?))
     }
 }

@@ -106,7 +106,7 @@ impl Engine {
             .with_distributed_worker_resolver(cluster.clone())
             .with_distributed_channel_resolver(cluster.net.clone())
             .with_distributed_planner()
-            .with_distributed_user_codec(codec::LeakCodec)
+            .with_distributed_user_codec(codec::OurCodec)
             .with_distributed_file_scan_config_bytes_per_partition(cluster.bytes_per_partition)?
             .build();
         Ok(SessionContext::new_with_state(state))
@@ -125,10 +125,12 @@ impl WorkerSessionBuilder for Sessions {
         let state = context
             .builder
             .with_distributed_channel_resolver(self.net.clone())
-            .with_distributed_user_codec(codec::LeakCodec)
+            .with_distributed_user_codec(codec::OurCodec)
             .build();
         // Registered by name, as in any session: a plan names its functions.
-        let session = SessionContext::new_with_state(state);
+        let pool = Arc::clone(&state.runtime_env().memory_pool);
+        let state = functions::book(SessionStateBuilder::new_from_existing(state), &pool);
+        let session = SessionContext::new_with_state(state.build());
         functions::register(&session);
         Ok(session.state())
     }

@@ -6,6 +6,7 @@
 //! - a NULL where a value is needed gives NULL; a negative number, which no size is, likewise;
 //! - no function reads or writes anything: they are immutable.
 
+mod booked;
 mod frames;
 mod pick;
 mod ratio;
@@ -14,6 +15,7 @@ mod scalar;
 use std::sync::Arc;
 
 use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::memory_pool::MemoryPool;
 use datafusion::prelude::SessionContext;
 
 /// A function as the reference describes it.
@@ -129,6 +131,12 @@ pub const ALL: &[Function] = &[
 /// such plans has to know the function too: see [`register`].
 pub fn plan_with(builder: SessionStateBuilder) -> SessionStateBuilder {
     builder.with_optimizer_rule(Arc::new(pick::PickInsteadOfCase::default()))
+}
+
+/// Books what the engine's own functions make in a memory pool, from here on, whatever they booked in
+/// before.
+pub fn book(builder: SessionStateBuilder, pool: &Arc<dyn MemoryPool>) -> SessionStateBuilder {
+    booked::book(builder, pool)
 }
 
 /// Makes every function known to a session.

@@ -21,8 +21,8 @@ use deltalake::{DeltaTable, DeltaTableBuilder};
 use url::Url;
 use vramscope_wire::Table;
 
-use crate::Error;
 use crate::store::{self, Place};
+use crate::{Error, texts};
 
 /// Whether the folder is a Delta table.
 pub fn is_delta(dir: &Path) -> bool {
@@ -191,7 +191,7 @@ pub fn with_all_columns(
     let mut missing = Vec::new();
     for wanted in table.schema().fields() {
         let detail = match found.field_with_name(wanted.name()) {
-            Ok(field) if field.data_type().equals_datatype(wanted.data_type()) => continue,
+            Ok(field) if texts::same(field.data_type(), wanted.data_type()) => continue,
             Ok(field) => format!(
                 "column {:?} is {}, expected {}",
                 wanted.name(),

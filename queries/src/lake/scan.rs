@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::compute::cast;
-use arrow::datatypes::{Field, Schema, SchemaRef, UInt64Type};
+use arrow::datatypes::{Field, Fields, Schema, SchemaRef, UInt64Type};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::pruning::PruningStatistics;
@@ -37,6 +37,7 @@ use deltalake::DeltaTable;
 use vramscope_wire::Table;
 
 use super::stores;
+use crate::texts;
 
 /// A provider over the files of a table at the version it is at now; `None` if the table has what a
 /// plain scan cannot do.
@@ -47,8 +48,17 @@ pub fn provider(table: Table, delta: &DeltaTable) -> Result<Option<Arc<dyn Table
         return Ok(None);
     }
     let partitions = snapshot.metadata().partition_columns();
-    let whole = snapshot.snapshot().arrow_schema();
     let is_partition = |field: &&Arc<Field>| partitions.contains(field.name());
+    let whole = snapshot.snapshot().arrow_schema();
+    // Of a partition the engine keeps one text for a file as it is.
+    let viewed = whole
+        .fields()
+        .iter()
+        .map(|field| match is_partition(&field) {
+            true => Arc::clone(field),
+            false => texts::viewed_field(field),
+        });
+    let whole = Arc::new(Schema::new(viewed.collect::<Fields>()));
     let fields = whole.fields().iter();
     let file_schema = Schema::new(
         fields

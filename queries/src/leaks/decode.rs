@@ -9,6 +9,8 @@ use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
 use datafusion::error::{DataFusionError, Result};
 use vramscope_leaks::{LoadSlot, Process, Settings, StackSlot};
 
+use crate::texts;
+
 /// The columns of one batch, in the order of `slots.sql`.
 pub(super) struct Columns<'a> {
     process_id: &'a Int64Array,
@@ -16,8 +18,8 @@ pub(super) struct Columns<'a> {
     slot: &'a Int64Array,
     stack_id: &'a Int64Array,
     device: &'a Int32Array,
-    memory_kind: &'a StringArray,
-    layer: &'a StringArray,
+    memory_kind: StringArray,
+    layer: StringArray,
     held: [&'a Int64Array; 7],
     load: [&'a Float64Array; 5],
     quiet_ns: &'a Int64Array,
@@ -43,8 +45,9 @@ impl<'a> Columns<'a> {
             found.ok_or_else(|| wrong(name))
         };
         let text = |name: &str| {
-            let found = column(name)?.as_string_opt::<i32>();
-            found.ok_or_else(|| wrong(name))
+            let plain = texts::plain_column(column(name)?)?;
+            let found = plain.as_string_opt::<i32>();
+            found.cloned().ok_or_else(|| wrong(name))
         };
         let device = column("device")?.as_primitive_opt::<Int32Type>();
         Ok(Columns {

@@ -184,3 +184,44 @@ async fn page_waste_on_request_traces_is_as_published() {
         published
     );
 }
+
+/// DataFusion 55.2 leaves out a selection of the same words as the one below it.
+#[tokio::test]
+async fn selections_of_the_same_words_are_all_computed() {
+    let nested = |select: &str, times: usize| {
+        let innermost = "SELECT 3 + value AS a, 7 + value AS b FROM range(0, 1)".to_string();
+        (0..times).fold(innermost, |below, _| {
+            format!("SELECT {select} FROM ({below})")
+        })
+    };
+    let cases = [
+        // 3 doubled five times; 3 + 5.
+        (nested("a + a AS a", 5), "96"),
+        (nested("a + 1 AS a", 5), "8"),
+        // Swapped five times, and four.
+        (nested("b AS a, a AS b", 5), "7"),
+        (nested("b AS a, a AS b", 4), "3"),
+        (nested("a AS a, b", 4), "3"),
+        // Fibonacci's numbers from 3 and 7 on: 3, 7, 10, 17, 27.
+        (nested("b AS a, a + b AS b", 4), "27"),
+        // One in between that changes nothing.
+        (
+            format!(
+                "SELECT a + 1 AS a FROM (SELECT a FROM ({}))",
+                nested("a + 1 AS a", 2)
+            ),
+            "6",
+        ),
+        (
+            format!("SELECT max(a) FROM ({})", nested("a || 'x' AS a", 3)),
+            "3xxx",
+        ),
+    ];
+    for (sql, expected) in cases {
+        assert_eq!(value(&sql).await, expected, "{sql}");
+    }
+    let session = session::session(&Options::default()).unwrap();
+    let plan = rows(&session, &format!("EXPLAIN {}", nested("a + a AS a", 3))).await;
+    let plan = arrow::util::pretty::pretty_format_batches(&plan).unwrap();
+    assert!(!plan.to_string().contains("__apart"), "{plan}");
+}

@@ -5,6 +5,7 @@
 //! seed's table of events.
 
 mod bad_input;
+mod booked;
 mod cli;
 mod commands;
 mod docs;

@@ -33,6 +33,7 @@ use prost::Message;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
 use vramscope_queries::quality::{self, Loss};
+use vramscope_queries::texts;
 
 use crate::access::{Access, Caller};
 use crate::query::Gate;
@@ -388,8 +389,9 @@ impl FlightSqlService for FlightDoor {
                         TableType::View => "VIEW",
                         _ => "TABLE",
                     };
+                    let columns = texts::plain_schema(&table.schema());
                     builder
-                        .append(&catalog_name, &schema_name, &name, kind, &table.schema())
+                        .append(&catalog_name, &schema_name, &name, kind, &columns)
                         .map_err(Status::from)?;
                 }
             }

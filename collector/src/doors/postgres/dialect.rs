@@ -24,7 +24,7 @@ use datafusion_pg_catalog::sql::rules::{
     ResolveUnqualifiedIdentifier, RewriteArrayAnyAllOperation, RewritePgCatalogOperator,
     SqlStatementRewriteRule, StripCallableQualifier, StripCollate,
 };
-use vramscope_queries::Error;
+use vramscope_queries::{Error, complexity};
 
 use super::catalog::{Known, is_own};
 use super::failure::Failure;
@@ -155,6 +155,7 @@ fn only<T>(mut statements: Vec<T>) -> Result<T, Error> {
 
 /// Reads a question of the lake.
 pub fn parse_for_lake(sql: &str) -> Result<Statement, Error> {
+    complexity::check(sql)?;
     let own = DFParser::parse_sql(sql);
     let error = match own {
         Ok(statements) => return only(statements.into_iter().collect()),
@@ -186,6 +187,7 @@ static RULES: LazyLock<Vec<Box<dyn SqlStatementRewriteRule>>> = LazyLock::new(||
 
 /// Reads a question of the catalog.
 pub fn parse_for_catalog(sql: &str, known: &Known) -> Result<Statement, Error> {
+    complexity::check(sql)?;
     // The engine's own statements (DESCRIBE, SHOW TABLES) are none of PostgreSQL's.
     let mut parsed = match Parser::parse_sql(&PostgreSqlDialect {}, sql) {
         Ok(statements) => only(statements)?,

@@ -115,3 +115,29 @@ fn refusal<T>(result: Result<T, tokio_postgres::Error>) -> (String, String) {
         .unwrap_or_else(|| panic!("no answer of the server: {error}"));
     (error.code().code().to_string(), error.message().to_string())
 }
+
+/// Parsed by the connection's own thread, before it is a question.
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_deeper_than_a_stack_are_refused() {
+    let data = tempfile::tempdir().unwrap();
+    let (_collector, port) = start(data.path(), &[]);
+    let client = connect(port).await;
+    let deep = [
+        format!("SELECT 1{}", "+1".repeat(400_000)),
+        format!(
+            "SELECT relname FROM pg_catalog.pg_class WHERE 1=1{}",
+            " OR 1=1".repeat(100_000)
+        ),
+        format!(
+            "SELECT count(*) FROM traffic WHERE NOT{} true",
+            " NOT".repeat(100_000)
+        ),
+    ];
+    for sql in &deep {
+        let (_, text) = refusal(client.simple_query(sql).await);
+        assert!(text.contains("chain of"), "{text}");
+        let (_, text) = refusal(client.prepare(sql).await);
+        assert!(text.contains("chain of"), "{text}");
+    }
+    assert!(client.simple_query("SELECT 1").await.is_ok());
+}

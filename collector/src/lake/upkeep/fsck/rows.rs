@@ -13,7 +13,9 @@ use anyhow::Context;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int64Type, TimestampMicrosecondType};
 use datafusion::prelude::SessionContext;
+use futures::TryStreamExt;
 use vramscope_queries::folder::Folder;
+use vramscope_queries::session::{Limits, query};
 use vramscope_wire::Table;
 
 use super::{Findings, TableReport};
@@ -102,12 +104,14 @@ pub(super) async fn check(
 }
 
 async fn ask(session: &SessionContext, sql: &str) -> anyhow::Result<Vec<RecordBatch>> {
-    let frame = session.sql(sql).await;
-    let frame = frame.with_context(|| format!("failed to plan {sql}"))?;
-    frame
-        .collect()
-        .await
-        .with_context(|| format!("failed to ask {sql}"))
+    let without = Limits {
+        time: None,
+        rows: None,
+    };
+    let rows = query(session, sql, without).await;
+    let rows = rows.with_context(|| format!("failed to plan {sql}"))?;
+    let batches: Result<Vec<RecordBatch>, _> = rows.try_collect().await;
+    batches.with_context(|| format!("failed to ask {sql}"))
 }
 
 /// The columns of an answer, row by row.
