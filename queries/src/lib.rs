@@ -38,6 +38,7 @@ pub mod near;
 mod projections;
 pub mod quality;
 pub mod reference;
+mod rules;
 pub mod session;
 mod sizes;
 pub mod statements;

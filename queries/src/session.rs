@@ -35,8 +35,9 @@ use datafusion::sql::parser::{DFParser, Statement};
 use futures::{Stream, StreamExt};
 
 use crate::engine::Engine;
-use crate::windows::BookWindows;
-use crate::yielding::YieldAfterJoins;
+use crate::rules::rule;
+use crate::windows::book_windows;
+use crate::yielding::yield_after_joins;
 use crate::{Error, complexity, functions, leaks, projections, texts};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
@@ -147,8 +148,8 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
         .with_config(config)
         .with_runtime_env(Arc::clone(runtime))
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(YieldAfterJoins))
-        .with_physical_optimizer_rule(Arc::new(BookWindows));
+        .with_physical_optimizer_rule(rule("yield_after_joins", yield_after_joins))
+        .with_physical_optimizer_rule(rule("book_windows", book_windows));
     let state = projections::keep_apart(functions::plan_with(state));
     let state = functions::book(state, &runtime.memory_pool);
     let session = SessionContext::new_with_state(state.build());

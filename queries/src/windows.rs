@@ -1,19 +1,17 @@
 //! Windows over whole partitions, with the rows that they keep in the books of the query's memory.
 //!
 //! An operator for `sum(x) OVER (PARTITION BY host)` keeps all rows of its input until the partition
-//! ends, and then copies them into one batch; the engine books neither. [`BookWindows`] puts an operator
+//! ends, and then copies them into one batch; the engine books neither. [`book_windows`] puts an operator
 //! below it that books every batch twice, until the last one has gone through.
 
 use std::fmt;
 use std::sync::Arc;
 
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::error::Result;
 use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::windows::WindowAggExec;
 use datafusion::physical_plan::{
@@ -22,37 +20,18 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 
+use crate::rules::Changed;
 use crate::sizes;
 
 /// The rule.
-#[derive(Debug, Default)]
-pub(crate) struct BookWindows;
-
-impl PhysicalOptimizerRule for BookWindows {
-    fn name(&self) -> &str {
-        "book_windows"
+pub(crate) fn book_windows(node: Arc<dyn ExecutionPlan>) -> Changed {
+    if !node.is::<WindowAggExec>() {
+        return Ok(Transformed::no(node));
     }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _options: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
-            if !node.is::<WindowAggExec>() {
-                return Ok(Transformed::no(node));
-            }
-            let input = Arc::clone(node.children()[0]);
-            let booked: Arc<dyn ExecutionPlan> = Arc::new(BookedExec::new(input));
-            let how = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep);
-            Ok(Transformed::yes(node.replace_children(vec![booked], how)?))
-        })
-        .data()
-    }
+    let input = Arc::clone(node.children()[0]);
+    let booked: Arc<dyn ExecutionPlan> = Arc::new(BookedExec::new(input));
+    let how = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Keep);
+    Ok(Transformed::yes(node.replace_children(vec![booked], how)?))
 }
 
 /// Passes rows on, and books them as held by who takes them.

@@ -3,49 +3,26 @@
 //! The engine lets go of a processor, and notices that a query was cancelled, where rows are read
 //! and where tasks meet. A join makes as many rows as it likes of those it has read: `count(*)` over
 //! the pairs of two large tables would hold a thread for hours after its client has gone, and the
-//! next query would find none. [`YieldAfterJoins`] counts the batches that come out of joins, too.
+//! next query would find none. [`yield_after_joins`] counts the batches that come out of joins, too.
 
 use std::sync::Arc;
 
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
-use datafusion::error::Result;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::common::tree_node::Transformed;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::union::{InterleaveExec, UnionExec};
 
+use crate::rules::Changed;
+
 /// Puts a counter on top of every join.
-#[derive(Debug, Default)]
-pub(crate) struct YieldAfterJoins;
-
-impl PhysicalOptimizerRule for YieldAfterJoins {
-    fn name(&self) -> &str {
-        "yield_after_joins"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _options: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
-            // A union passes on what it is given.
-            let joins = node.children().len() > 1
-                && !node.is::<UnionExec>()
-                && !node.is::<InterleaveExec>();
-            Ok(if joins {
-                Transformed::yes(Arc::new(CooperativeExec::new(node)) as _)
-            } else {
-                Transformed::no(node)
-            })
-        })
-        .data()
-    }
+pub(crate) fn yield_after_joins(node: Arc<dyn ExecutionPlan>) -> Changed {
+    // A union passes on what it is given.
+    let joins =
+        node.children().len() > 1 && !node.is::<UnionExec>() && !node.is::<InterleaveExec>();
+    Ok(match joins {
+        true => Transformed::yes(Arc::new(CooperativeExec::new(node))),
+        false => Transformed::no(node),
+    })
 }
 
 #[cfg(test)]

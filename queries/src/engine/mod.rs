@@ -35,6 +35,7 @@ use url::Url;
 pub use net::Identity;
 
 use crate::lake::stores::Tables;
+use crate::rules::rule;
 use crate::session::{self, Options};
 use crate::store::Place;
 use crate::{Error, functions};
@@ -102,7 +103,7 @@ impl Engine {
         };
         let state = SessionStateBuilder::new_from_existing(session.state())
             .with_optimizer_rule(Arc::new(nulls::KeepIgnoreNulls))
-            .with_physical_optimizer_rule(Arc::new(sorts::WholeSorts))
+            .with_physical_optimizer_rule(rule("whole_sorts", sorts::whole_sorts))
             .with_distributed_worker_resolver(cluster.clone())
             .with_distributed_channel_resolver(cluster.net.clone())
             .with_distributed_planner()

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::{DataType, FieldRef};
 use datafusion::common::ExprSchema;
-use datafusion::common::tree_node::Transformed;
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, config::ConfigOptions};
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
@@ -52,20 +52,9 @@ pub(super) fn book(
     mut builder: SessionStateBuilder,
     pool: &Arc<dyn MemoryPool>,
 ) -> SessionStateBuilder {
-    let constants = Arc::new(MemoryConsumer::new("constants").register(pool));
-    let booked = |function: &ScalarUDF| {
-        let bound = bounds::of(function.name())?;
-        let found = function.inner();
-        let inner = match (found.as_ref() as &dyn Any).downcast_ref::<Booked>() {
-            Some(booked) => Arc::clone(&booked.inner),
-            None => Arc::clone(found),
-        };
-        Some(Arc::new(ScalarUDF::new_from_impl(Booked {
-            inner,
-            bound,
-            pool: Arc::clone(pool),
-            constants: Arc::clone(&constants),
-        })))
+    let books = Books {
+        pool: Arc::clone(pool),
+        constants: Arc::new(MemoryConsumer::new("constants").register(pool)),
     };
     let functions = builder.scalar_functions().get_or_insert_default();
     if !functions.iter().any(|known| known.name() == concat::NAME) {
@@ -73,7 +62,7 @@ pub(super) fn book(
     }
     let mut ours = Vec::new();
     for function in functions {
-        if let Some(booked) = booked(function) {
+        if let Some(booked) = books.booked(function) {
             *function = Arc::clone(&booked);
             ours.push(booked);
         }
@@ -126,12 +115,35 @@ impl FunctionRewrite for Rewrite {
     }
 }
 
+/// Where a query's functions book.
+#[derive(Clone)]
+struct Books {
+    pool: Arc<dyn MemoryPool>,
+    constants: Arc<MemoryReservation>,
+}
+
+impl Books {
+    /// A function that books here, if it is one that can make much of little.
+    fn booked(&self, function: &ScalarUDF) -> Option<Arc<ScalarUDF>> {
+        let bound = bounds::of(function.name())?;
+        let found = function.inner();
+        let inner = match (found.as_ref() as &dyn Any).downcast_ref::<Booked>() {
+            Some(booked) => Arc::clone(&booked.inner),
+            None => Arc::clone(found),
+        };
+        Some(Arc::new(ScalarUDF::new_from_impl(Booked {
+            inner,
+            bound,
+            books: self.clone(),
+        })))
+    }
+}
+
 /// A function of the engine's, booked.
 struct Booked {
     inner: Arc<dyn ScalarUDFImpl>,
     bound: Bound,
-    pool: Arc<dyn MemoryPool>,
-    constants: Arc<MemoryReservation>,
+    books: Books,
 }
 
 impl Booked {
@@ -161,7 +173,8 @@ impl Booked {
 
     fn constant(&self, arguments: ScalarFunctionArgs, bound: u64) -> Result<ColumnarValue> {
         let most = usize::try_from(bound).unwrap_or(usize::MAX);
-        self.constants.try_grow(most)?;
+        let constants = &self.books.constants;
+        constants.try_grow(most)?;
         let made = self.inner.invoke_with_args(arguments);
         let size = match &made {
             Ok(ColumnarValue::Scalar(value)) => value.size(),
@@ -169,7 +182,7 @@ impl Booked {
             Err(_) => 0,
         };
         // Other calls book here too: only the difference is ours to give back.
-        self.constants.shrink(most.saturating_sub(size));
+        constants.shrink(most.saturating_sub(size));
         made
     }
 }
@@ -206,7 +219,7 @@ impl ScalarUDFImpl for Booked {
         if is_constant {
             return self.constant(arguments, bound);
         }
-        let memory = MemoryConsumer::new(self.inner.name()).register(&self.pool);
+        let memory = MemoryConsumer::new(self.inner.name()).register(&self.books.pool);
         let mut pieces = Vec::new();
         self.evaluate(arguments, &memory, &mut pieces)?;
         let made = match pieces.as_slice() {
@@ -222,6 +235,25 @@ impl ScalarUDFImpl for Booked {
             }
         };
         Ok(ColumnarValue::Array(hold::hold(&made, memory)?))
+    }
+
+    /// What it becomes books as well: `concat_ws('', a, b)` is made a plain `concat`.
+    fn simplify(&self, arguments: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
+        let simpler = match self.inner.simplify(arguments, info)? {
+            ExprSimplifyResult::Simplified(simpler) => simpler,
+            original => return Ok(original),
+        };
+        let booked = simpler.transform_up(|part| match part {
+            Expr::ScalarFunction(ScalarFunction { func, args }) => {
+                let ours = self.books.booked(&func);
+                let func = ours.unwrap_or(func);
+                Ok(Transformed::yes(Expr::ScalarFunction(
+                    ScalarFunction::new_udf(func, args),
+                )))
+            }
+            other => Ok(Transformed::no(other)),
+        })?;
+        Ok(ExprSimplifyResult::Simplified(booked.data))
     }
 
     // The rest is as it was.
@@ -262,10 +294,6 @@ impl ScalarUDFImpl for Booked {
 
     fn is_strict(&self) -> bool {
         self.inner.is_strict()
-    }
-
-    fn simplify(&self, arguments: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
-        self.inner.simplify(arguments, info)
     }
 
     fn short_circuits(&self) -> bool {
