@@ -1,5 +1,6 @@
 //! The `vramscope-collector` command.
 
+use std::ffi::{c_int, c_long};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,14 +23,15 @@ use vramscope_queries::complexity::PARSER_STACK_BYTES;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// `mi_option_purge_delay` of mimalloc 2 and 3, milliseconds.
+const PURGE_DELAY: c_int = 15;
+
 /// Has freed memory given back to the system after 50 ms instead of a second: a commit frees some
 /// hundreds of megabytes at once, and the next one takes others. What the variable says counts, if it
 /// is set.
 fn give_back_soon() {
-    /// `mi_option_purge_delay`, the same in mimalloc 2 and 3; milliseconds.
-    const PURGE_DELAY: std::ffi::c_int = 15;
     unsafe extern "C" {
-        fn mi_option_set(option: std::ffi::c_int, value: std::ffi::c_long);
+        fn mi_option_set(option: c_int, value: c_long);
     }
     if std::env::var_os("MIMALLOC_PURGE_DELAY").is_none() {
         // SAFETY: the allocator's own function, linked in with it; it sets a number, and takes none
@@ -335,4 +337,24 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
         .thread_stack_size(PARSER_STACK_BYTES)
         .build()
         .context("failed to start the async runtime")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe extern "C" {
+        fn mi_option_get(option: c_int) -> c_long;
+    }
+
+    /// The allocator's number of the option could become another one's. Of its neighbours none has
+    /// the default of 1,000 that its documentation gives for version 3.
+    #[test]
+    fn the_option_is_the_time_until_memory_is_given_back() {
+        // SAFETY: reads a number.
+        let delay = || unsafe { mi_option_get(PURGE_DELAY) };
+        assert_eq!(delay(), 1000);
+        give_back_soon();
+        assert_eq!(delay(), 50);
+    }
 }

@@ -5,7 +5,7 @@
 //! which takes fifty levels; a chain (`1 + 1 + …`, a hundred thousand joins) has none. So what can
 //! make a level is counted here, and threads that plan have stacks for that many ([`STACK_BYTES`]).
 
-use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::dialect::{Dialect, GenericDialect, PostgreSqlDialect};
 use datafusion::sql::sqlparser::keywords::Keyword;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 
@@ -27,7 +27,9 @@ pub const PARSER_STACK_BYTES: usize = 64 << 20;
 
 /// Refuses a statement, or several, with more links than that.
 pub fn check(sql: &str) -> Result<(), Error> {
-    match links(sql) {
+    // Doors parse in either dialect, and what is a text in one can be a chain in the other.
+    let generic = links(&GenericDialect {}, sql);
+    match generic.max(links(&PostgreSqlDialect {}, sql)) {
         links if links > MOST_LINKS => Err(Error::TooDeep {
             links,
             limit: MOST_LINKS,
@@ -36,9 +38,9 @@ pub fn check(sql: &str) -> Result<(), Error> {
     }
 }
 
-fn links(sql: &str) -> usize {
-    let mut tokenizer = Tokenizer::new(&GenericDialect {}, sql);
-    // What is not even tokens the parser complains of.
+fn links(dialect: &dyn Dialect, sql: &str) -> usize {
+    let mut tokenizer = Tokenizer::new(dialect, sql);
+    // What is not even tokens the parser refuses before it builds anything.
     let Ok(tokens) = tokenizer.tokenize() else {
         return 0;
     };
@@ -46,6 +48,8 @@ fn links(sql: &str) -> usize {
     // For every open parenthesis whether a comma there is a join.
     let mut in_from = vec![false];
     let mut last = Token::Comma;
+    // Of one name: `(x).a.b.c` takes a field of a field.
+    let mut periods = 0;
     for token in tokens {
         match &token {
             Token::Whitespace(_) => continue,
@@ -54,6 +58,12 @@ fn links(sql: &str) -> usize {
                 in_from.pop();
             }
             Token::Comma if in_from.last() == Some(&true) => links += STEP,
+            Token::VerticalBarRightAngleBracket => links += STEP,
+            Token::Period => {
+                periods += 1;
+                // A column has three: of its catalog, schema and table.
+                links += usize::from(periods > 3);
+            }
             // The sign of a number in a list.
             Token::Minus if matches!(last, Token::Comma | Token::LParen) => {}
             Token::Word(word) if word.quote_style.is_none() => {
@@ -78,10 +88,12 @@ fn links(sql: &str) -> usize {
             | Token::Placeholder(_)
             | Token::Comma
             | Token::RParen
-            | Token::Period
             | Token::SemiColon
             | Token::EOF => {}
             _ => links += 1,
+        }
+        if !matches!(token, Token::Period) && !matches!(last, Token::Period) {
+            periods = 0;
         }
         last = token;
     }
@@ -112,7 +124,8 @@ fn kind(keyword: Keyword) -> Kind {
         | Keyword::MINUS
         | Keyword::PIVOT
         | Keyword::UNPIVOT
-        | Keyword::LATERAL => Kind::Step,
+        | Keyword::LATERAL
+        | Keyword::EXPLAIN => Kind::Step,
         Keyword::FROM => Kind::From,
         Keyword::WHERE
         | Keyword::GROUP
@@ -128,6 +141,7 @@ fn kind(keyword: Keyword) -> Kind {
         | Keyword::XOR
         | Keyword::NOT
         | Keyword::IS
+        | Keyword::NOTNULL
         | Keyword::IN
         | Keyword::BETWEEN
         | Keyword::LIKE
@@ -162,7 +176,20 @@ mod tests {
             ("SELECT '", 0),
         ];
         for (sql, expected) in counted {
-            assert_eq!(links(sql), expected, "{sql}");
+            assert_eq!(links(&GenericDialect {}, sql), expected, "{sql}");
+        }
+        // A name of a column is none; a backslash ends a text in one dialect and not in the other,
+        // and a backtick is a quote in one of them.
+        let columns = format!("SELECT {}1", "c.s.t.x, ".repeat(50_000));
+        assert!(check(&columns).is_ok());
+        for hidden in [
+            format!("SELECT '\\'{}, ''", "+1".repeat(MOST_LINKS)),
+            format!("SELECT 1{} `", "+1".repeat(MOST_LINKS)),
+            format!("SELECT (x){}", ".a".repeat(MOST_LINKS)),
+            format!("{}SELECT 1", "EXPLAIN ".repeat(MOST_LINKS)),
+            format!("FROM t {}", "|> WHERE x ".repeat(MOST_LINKS)),
+        ] {
+            assert!(check(&hidden).is_err(), "{}", &hidden[..20]);
         }
         let wide = format!("SELECT * FROM t WHERE x IN ({}-1)", "-1, ".repeat(200_000));
         assert!(check(&wide).is_ok());

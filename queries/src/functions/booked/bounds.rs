@@ -43,7 +43,8 @@ const ALL: &[(&str, Bound)] = &[
         (call.rows() * ROW).saturating_add(once.saturating_mul(call.number(1)))
     }),
     ("array_repeat", |call| {
-        call.bytes(0).saturating_mul(call.number(1))
+        let items = call.bytes(0).saturating_mul(call.number(1));
+        items.saturating_add(call.rows() * ROW)
     }),
     ("array_resize", |call| {
         let items = call.rows().saturating_mul(call.number(1));

@@ -40,6 +40,7 @@ use datafusion::logical_expr::{
 };
 use datafusion::optimizer::Analyzer;
 
+use crate::sizes;
 use bounds::{Bound, Call};
 
 /// Results below this are not booked.
@@ -166,9 +167,19 @@ impl Booked {
         let before = memory.size();
         memory.try_grow(usize::try_from(bound).unwrap_or(usize::MAX))?;
         let piece = self.inner.invoke_with_args(arguments)?.into_array(rows)?;
+        self.check(&piece, bound);
         memory.try_resize(before + piece.get_array_memory_size())?;
         pieces.push(piece);
         Ok(())
+    }
+
+    /// A bound that is too low is a mistake of ours; tests run with this.
+    fn check(&self, made: &ArrayRef, bound: u64) {
+        let name = self.inner.name();
+        debug_assert!(
+            sizes::bytes(made) <= bound,
+            "{name}: more than {bound} bytes"
+        );
     }
 
     fn constant(&self, arguments: ScalarFunctionArgs, bound: u64) -> Result<ColumnarValue> {
@@ -214,7 +225,11 @@ impl ScalarUDFImpl for Booked {
         };
         let bound = (self.bound)(&Call::new(&arguments.args, rows)?);
         if bound <= SMALL {
-            return self.inner.invoke_with_args(arguments);
+            let made = self.inner.invoke_with_args(arguments)?;
+            if let ColumnarValue::Array(array) = &made {
+                self.check(array, bound);
+            }
+            return Ok(made);
         }
         if is_constant {
             return self.constant(arguments, bound);
