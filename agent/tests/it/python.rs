@@ -1,6 +1,6 @@
 //! Python frames of known programs, against what the programs' own interpreters say.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,6 +11,7 @@ use vramscope_fakes::pythons;
 use vramscope_wire::Table;
 
 use crate::daemon::Daemon;
+use crate::framework;
 use crate::standins::Bench;
 
 /// File, function, line.
@@ -78,11 +79,14 @@ struct Row {
     frame: Frame,
 }
 
+/// What `frames.py` calls of the runtime.
+const MALLOC: &str = "cudaMalloc";
+
 /// A call's quality and stack.
 type Call = (String, Vec<Row>);
 
-/// Calls of `cudaMalloc` of one process, by size.
-fn calls(daemon: &Daemon<'_>, pid: u32) -> HashMap<i64, Call> {
+/// Allocations of one process through `api`, by the size asked for.
+fn calls(daemon: &Daemon<'_>, pid: u32, api: &str) -> HashMap<i64, Call> {
     let mut stacks = HashMap::new();
     for batch in daemon.rows(Table::Stacks) {
         let ids = batch.column_by_name("stack_id").unwrap();
@@ -121,12 +125,18 @@ fn calls(daemon: &Daemon<'_>, pid: u32) -> HashMap<i64, Call> {
     for batch in daemon.rows(Table::AllocEvents) {
         let column = |name: &str| batch.column_by_name(name).unwrap();
         let pids = column("pid").as_primitive::<Int32Type>();
-        let bytes = column("bytes").as_primitive::<Int64Type>();
+        // A framework's blocks are rounded up, what is asked of the driver is not.
+        let bytes = column(if api == MALLOC {
+            "bytes"
+        } else {
+            "requested_bytes"
+        });
+        let bytes = bytes.as_primitive::<Int64Type>();
         let ids = column("stack_id").as_primitive::<Int64Type>();
         let (apis, qualities) = (column("api"), column("stack_quality"));
         let (apis, qualities) = (apis.as_string::<i32>(), qualities.as_string::<i32>());
         for row in 0..batch.num_rows() {
-            if pids.value(row) as u32 == pid && apis.value(row) == "cudaMalloc" {
+            if pids.value(row) as u32 == pid && apis.value(row) == api {
                 let stack = stacks.get(&ids.value(row)).cloned().unwrap_or_default();
                 let call = (qualities.value(row).to_string(), stack);
                 assert!(calls.insert(bytes.value(row), call).is_none());
@@ -179,7 +189,7 @@ fn every_frame_of(python: &Path, name: &str) {
     let pid = program.pid;
     daemon.stop();
     program.end();
-    let calls = calls(&daemon, pid);
+    let calls = calls(&daemon, pid, MALLOC);
     assert!(expected.len() > 400, "{}", expected.len());
     let (mut whole, mut cut, mut full, mut compared) = (0, 0, 0, 0);
     for (bytes, frames) in &expected {
@@ -237,6 +247,58 @@ fn every_frame_of_cpython_3_13_is_there() {
     every_frame_is_there(13);
 }
 
+/// Hot events of a framework carry frame pointers and Python, and a whole stack only now and then:
+/// the Python frames are there either way.
+#[test]
+fn every_frame_above_a_frameworks_allocator_is_there() {
+    let Some(python) = find(12) else { return };
+    let Some(bench) = Bench::new() else { return };
+    let library = bench.install_c10(&bench.libraries());
+    let mut daemon = Daemon::new(
+        &bench,
+        "py-c10",
+        &["--framework-events", "always", "--framework-stacks", "20"],
+    );
+    daemon.start();
+    let mut command = Command::new(python);
+    command.arg(script("frames.py")).arg(&library);
+    let mut program = Script::start(&bench, &mut command);
+    framework::hooks(&daemon, &library);
+    daemon.wait_for("read the interpreter", |status| {
+        is_read(status, program.pid)
+    });
+    let expected = program.go();
+    let pid = program.pid;
+    daemon.stop();
+    program.end();
+    let calls = calls(&daemon, pid, "pytorch:malloc");
+    assert!(expected.len() > 400, "{}", expected.len());
+    let mut qualities = BTreeMap::new();
+    for (bytes, frames) in &expected {
+        let (quality, stack) = calls
+            .get(bytes)
+            .unwrap_or_else(|| panic!("no call of {bytes} bytes, from {frames:?}"));
+        *qualities.entry(quality.as_str()).or_insert(0) += 1;
+        let python = stack.iter().filter(|row| row.is_python);
+        let found: Vec<Frame> = python.map(|row| row.frame.clone()).collect();
+        let is_cut = quality.starts_with("truncated") && found.len() > ROOM / 2;
+        let room = if is_cut { found.len() } else { frames.len() };
+        assert_eq!(found, frames[..room], "{bytes} bytes, {quality}");
+        assert!(quality.ends_with("+python"), "{bytes}: {quality}");
+        // What the report was made from, as the runtime's calls begin with themselves.
+        assert_eq!(
+            (stack[0].is_python, stack[0].frame.1.as_str()),
+            (false, "c10::reportMemoryUsageToProfiler")
+        );
+    }
+    let of = |quality: &str| qualities.get(quality).copied().unwrap_or(0);
+    assert!(of("full+python") > 0, "{qualities:?}");
+    assert!(
+        of("frame_pointer+python") > of("full+python"),
+        "{qualities:?}"
+    );
+}
+
 /// Distributions link the interpreter into the program, and strip it.
 #[test]
 fn every_frame_of_a_static_stripped_interpreter_is_there() {
@@ -284,7 +346,7 @@ fn an_old_interpreter_is_refused_aloud() {
         symbol == "python frames" && reason.contains("CPython before 3.10")
     };
     assert!(refused.iter().any(said), "{refused:?}");
-    let calls = calls(&daemon, pid);
+    let calls = calls(&daemon, pid, MALLOC);
     for bytes in expected.keys() {
         let (quality, stack) = &calls[bytes];
         assert!(!quality.ends_with("+python"), "{quality}");

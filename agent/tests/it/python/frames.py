@@ -1,8 +1,10 @@
 """A program of known stacks: it allocates through ctypes, and writes for each call which frames
 Python itself says it is made from. The call's size is its name.
 
-Usage: frames.py MODE. It says "ready PID" once the libraries are loaded, and goes on when a line
-comes. Each expectation is a line of JSON: [bytes, [[file, function, line], ...]], innermost first.
+Usage: frames.py [C10]. Without an argument it calls the runtime's cudaMalloc, with the path of the
+stand-in c10 that framework's allocator. It says "ready PID" once the libraries are loaded, and goes
+on when a line comes. Each expectation is a line of JSON: [bytes, [[file, function, line], ...]],
+innermost first.
 """
 
 import asyncio
@@ -13,14 +15,35 @@ import os
 import sys
 import threading
 
-RUNTIME = "libcudart.so.13"
+C10 = sys.argv[1] if len(sys.argv) > 1 else None
+LIBRARY = C10 or "libcudart.so.13"
 # The one lets the GIL go while it calls, the other keeps it.
-LIBRARIES = [ctypes.CDLL(RUNTIME), ctypes.PyDLL(RUNTIME)]
-FUNCTIONS = [library.cudaMalloc for library in LIBRARIES]
+LIBRARIES = [ctypes.CDLL(LIBRARY), ctypes.PyDLL(LIBRARY)]
 SIZES = itertools.count(1001)
 LOCK = threading.Lock()
 # What is too long to be sent is read of the living process.
 KEPT = []
+
+
+def allocating(library):
+    """The function that allocates, which gives 0 if it did."""
+    if not C10:
+        return library.cudaMalloc
+    function = library.fake_c10_allocate
+    function.restype = ctypes.c_uint64
+    # Made of the answer after the call: no frame of it is in the call's stack.
+    function.errcheck = lambda address, *_: 0 if address else 1
+    return function
+
+
+FUNCTIONS = [allocating(library) for library in LIBRARIES]
+
+
+def arguments(size):
+    """What is given to that function: of c10 also device, stream, and the place of its probe."""
+    if C10:
+        return ctypes.c_uint64(size), ctypes.c_uint8(0), ctypes.c_int64(3), ctypes.c_int(size % 4)
+    return ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(size)
 
 
 def name(code):
@@ -36,7 +59,7 @@ def note(kind):
     with LOCK:
         size = next(SIZES)
         print(json.dumps([size, frames]), flush=True)
-    return ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(size)
+    return arguments(size)
 
 
 class Caller:
