@@ -167,7 +167,7 @@ pub struct Keys {
     /// Time between two looks for files to merge [default: 15s]
     #[arg(long, value_name = "TIME", env = "VRAMSCOPE_COLLECTOR_UPKEEP_INTERVAL")]
     pub upkeep_interval: Option<Span>,
-    /// Memory that a merge of files may take [default: 256MiB]
+    /// Memory that a merge of files may take [default: 192MiB]
     #[arg(
         long,
         value_name = "SIZE",

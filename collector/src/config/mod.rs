@@ -144,7 +144,7 @@ impl Config {
                 interval: keys
                     .upkeep_interval
                     .map_or(Duration::from_secs(15), |span| span.0),
-                memory_bytes: keys.upkeep_memory_bytes.map_or(256 << 20, |size| size.0),
+                memory_bytes: keys.upkeep_memory_bytes.map_or(192 << 20, |size| size.0),
                 vacuum_after: keys
                     .vacuum_after
                     .map_or(Duration::from_secs(3600), |span| span.0),

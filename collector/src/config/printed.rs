@@ -140,7 +140,7 @@ retention = {}
 upkeep_interval = "{}"
 
 # Memory that a merge of files may take; it takes fewer files at a time rather than more memory.
-# At least 128MiB. Default "256MiB".
+# At least 128MiB. Default "192MiB".
 upkeep_memory_bytes = "{}"
 
 # How long a file stays on disk after nothing refers to it any more: queries and other readers that

@@ -41,7 +41,7 @@ pub use ledger::{Acknowledged, acknowledged};
 
 /// Memory that the rows of one commit may take; sorting adds about a quarter, and the encoded
 /// files.
-const COMMIT_MEMORY_BYTES: u64 = 192 << 20;
+const COMMIT_MEMORY_BYTES: u64 = 128 << 20;
 
 /// Commits between two checkpoints of a table's log. Opening a table reads the entries since
 /// the last one.
