@@ -113,6 +113,16 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// A statement that becomes too large when what it uses several times is written out.
+    #[error(
+        "the statement uses its own steps so often that, written out, it has more than {limit} {what}; use each step and column fewer times, or ask in several statements"
+    )]
+    TooLarge {
+        /// Of what it has too many.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
     /// The answer is longer than allowed.
     #[error("the answer has more than {0} rows; add a LIMIT or raise the row limit")]
     TooManyRows(usize),

@@ -25,12 +25,14 @@
 //! # Ok(()) }
 //! ```
 
+pub mod cancel;
 pub mod complexity;
 pub mod describe;
 pub mod engine;
 pub mod error;
 pub mod folder;
 pub mod functions;
+pub mod growth;
 pub mod import;
 pub mod lake;
 pub mod leaks;

@@ -38,7 +38,7 @@ use crate::engine::Engine;
 use crate::rules::rule;
 use crate::windows::book_windows;
 use crate::yielding::yield_after_joins;
-use crate::{Error, complexity, functions, leaks, projections, texts};
+use crate::{Error, cancel, complexity, functions, growth, leaks, projections, texts};
 
 /// Memory for all queries together, if nothing else is said: 2 GiB.
 pub const DEFAULT_MEMORY_BYTES: usize = 2 << 30;
@@ -151,6 +151,7 @@ pub fn session_on(runtime: &Arc<RuntimeEnv>) -> SessionContext {
         .with_physical_optimizer_rule(rule("yield_after_joins", yield_after_joins))
         .with_physical_optimizer_rule(rule("book_windows", book_windows));
     let state = projections::keep_apart(functions::plan_with(state));
+    let state = cancel::look_in_rules(state);
     let state = functions::book(state, &runtime.memory_pool);
     let session = SessionContext::new_with_state(state.build());
     functions::register(&session);
@@ -210,7 +211,10 @@ pub(crate) async fn plan_in(
     statement: Statement,
 ) -> Result<LogicalPlan, Error> {
     refuse_by_syntax(&statement)?;
+    growth::check_statement(&statement)?;
     let plan = state.statement_to_plan(statement).await?;
+    // Before anything walks through it.
+    growth::check(&plan)?;
     check_read_only(&plan)?;
     Ok(plan)
 }

@@ -291,12 +291,8 @@ fn every_frame_above_a_frameworks_allocator_is_there() {
             (false, "c10::reportMemoryUsageToProfiler")
         );
     }
-    let of = |quality: &str| qualities.get(quality).copied().unwrap_or(0);
-    assert!(of("full+python") > 0, "{qualities:?}");
-    assert!(
-        of("frame_pointer+python") > of("full+python"),
-        "{qualities:?}"
-    );
+    let full = qualities.get("full+python").copied().unwrap_or(0);
+    assert!(full > 0 && full < expected.len() / 2, "{qualities:?}");
 }
 
 /// Distributions link the interpreter into the program, and strip it.

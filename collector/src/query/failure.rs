@@ -42,9 +42,10 @@ impl Class {
     pub fn of(error: &Error) -> Class {
         match error.own() {
             Error::NotAQuery(_) => Class::ReadOnly,
-            Error::StatementCount(_) | Error::TooLong { .. } | Error::TooDeep { .. } => {
-                Class::Syntax
-            }
+            Error::StatementCount(_)
+            | Error::TooLong { .. }
+            | Error::TooDeep { .. }
+            | Error::TooLarge { .. } => Class::Syntax,
             Error::TimedOut(_) => Class::Time,
             Error::Cancelled => Class::Cancelled,
             Error::Busy(_) => Class::Busy,

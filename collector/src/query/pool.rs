@@ -7,8 +7,8 @@
 //! Invariants:
 //! - the time limit and a cancel hold for the client whatever the query does;
 //! - a query whose client is gone, whose time is over or that was cancelled is ended at its next
-//!   pause, and holds its place until then: stuck queries make others wait in line, never the
-//!   collector;
+//!   pause, or at the next rule of its planning, and holds its place until then: stuck queries make
+//!   others wait in line, never the collector;
 //! - planning has places of its own: what takes milliseconds does not wait for what takes minutes.
 
 use std::sync::Arc;
@@ -20,9 +20,10 @@ use datafusion::execution::SendableRecordBatchStream;
 use futures::StreamExt;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use vramscope_queries::Error;
+use vramscope_queries::cancel::Cancel;
 use vramscope_queries::complexity::STACK_BYTES;
 
 use super::line::Line;
@@ -79,12 +80,16 @@ impl Drop for Pool {
     }
 }
 
-/// Ends a task when nobody waits for it any more.
-struct EndOnDrop(AbortHandle);
+/// Ends a task when nobody waits for it any more: at its next pause, or in the midst of planning.
+struct EndOnDrop {
+    task: AbortHandle,
+    planning: Cancel,
+}
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        self.0.abort();
+        self.planning.cancel();
+        self.task.abort();
     }
 }
 
@@ -145,11 +150,10 @@ impl Lane {
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
         let place = wait.clone().bound(self.plans.enter(&wait.who)).await??;
-        let task = self.handle.spawn(async move {
+        let (task, _task) = self.start(async move {
             let _place = place;
             work.await
         });
-        let _task = EndOnDrop(task.abort_handle());
         match wait.bound(task).await? {
             Ok(done) => done,
             Err(died) => Err(internal(died)),
@@ -166,7 +170,7 @@ impl Lane {
         let (send_schema, schema) = oneshot::channel();
         let (send_batch, batches) = mpsc::channel(2);
         let deadline = wait.deadline;
-        let task = self.handle.spawn(async move {
+        let (_, task) = self.start(async move {
             let _place = place;
             let mut rows = match work.await {
                 Ok(rows) => rows,
@@ -184,7 +188,6 @@ impl Lane {
                 }
             }
         });
-        let _task = EndOnDrop(task.abort_handle());
         let schema = match wait.bound(schema).await? {
             Ok(schema) => schema?,
             Err(_) => return Err(internal("the query's task died")),
@@ -193,8 +196,22 @@ impl Lane {
             schema,
             batches,
             wait,
-            _task,
+            _task: task,
         })
+    }
+
+    /// Starts a task that ends with whoever waits for it.
+    fn start<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> (JoinHandle<T>, EndOnDrop) {
+        let planning = Cancel::default();
+        let task = self.handle.spawn(planning.clone().scope(work));
+        let end = EndOnDrop {
+            task: task.abort_handle(),
+            planning,
+        };
+        (task, end)
     }
 }
 

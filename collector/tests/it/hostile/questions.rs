@@ -139,6 +139,50 @@ async fn statements_deeper_than_a_stack_are_refused() {
     is_well(&http, &collector).await;
 }
 
+/// A few lines that become gigabytes when they are written out.
+#[tokio::test(flavor = "multi_thread")]
+async fn statements_that_grow_when_they_are_planned_are_refused() {
+    let data = tempfile::tempdir().unwrap();
+    let (collector, http) = start(data.path(), FAST);
+    let grown = |times: usize, step: &str, end: &str| {
+        let first = "WITH a0 AS (SELECT value AS x FROM range(0, 3))".to_string();
+        let all = (1..=times).fold(first, |sql, n| {
+            let step = step.replace("BELOW", &format!("a{}", n - 1));
+            format!("{sql}, a{n} AS ({step})")
+        });
+        format!("{all} {}", end.replace("LAST", &format!("a{times}")))
+    };
+    let sum = "SELECT x + x AS x FROM BELOW";
+    let choice = "SELECT CASE WHEN x > 1 THEN x ELSE -x END AS x FROM BELOW";
+    let union = "SELECT x FROM BELOW UNION ALL SELECT x FROM BELOW";
+    let within = "SELECT x FROM BELOW WHERE x IN (SELECT x FROM BELOW)";
+    for sql in [
+        grown(30, sum, "SELECT max(x) FROM LAST"),
+        grown(90, sum, "SELECT x FROM LAST WHERE x > 7"),
+        grown(25, choice, "SELECT x FROM LAST WHERE x > 7"),
+        grown(70, union, "SELECT count(*) FROM LAST"),
+        grown(70, within, "SELECT count(*) FROM LAST"),
+    ] {
+        for sql in [sql.clone(), format!("EXPLAIN {sql}")] {
+            let answer = ask(&http, json!({ "sql": sql })).await;
+            assert_eq!(answer.status(), 400, "{}", &sql[..90]);
+            let error = answer.text().await.unwrap();
+            assert!(error.contains("written out"), "{}: {error}", &sql[..90]);
+        }
+    }
+    // What stays small is answered.
+    let small = grown(10, sum, "SELECT max(x) FROM LAST");
+    let answer = ask(&http, json!({ "sql": small })).await;
+    let body: Value = answer.json().await.unwrap();
+    assert_eq!(body["rows"][0][0], json!(2 << 10), "{body}");
+    is_well(&http, &collector).await;
+    assert!(
+        peak_bytes(&collector) < 1 << 30,
+        "{}",
+        peak_bytes(&collector)
+    );
+}
+
 /// Bytes of all files below a folder.
 fn walk(dir: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
