@@ -289,6 +289,7 @@ fn segments_before(
             .filter(|event| rules::round(event.bytes, settings) <= rules::SMALL_REQUEST)
             .map(|event| (event.device, event.address))
             .collect(),
+        large_chunk: rules::chunk_bytes(PoolSize::Large, settings),
         missing: 0,
     };
     for segment in &end.segments {
@@ -314,6 +315,8 @@ struct Undo {
     segments: BTreeMap<At, Segment>,
     /// Where small requests were served.
     small: BTreeSet<At>,
+    /// What the large pool's expandable segments grow and shrink by.
+    large_chunk: u64,
     missing: u64,
 }
 
@@ -367,7 +370,10 @@ impl Undo {
         }
         self.cut(event.device, event.address, end);
         let mut size = pool_size_of_segment(event.bytes);
-        if expandable && self.small.range(at..(event.device, end)).next().is_some() {
+        // Chunks that were free side by side go back together: those of the large pool are whole
+        // multiples of its own chunk.
+        let served_small = self.small.range(at..(event.device, end)).next().is_some();
+        if expandable && (served_small || !event.bytes.is_multiple_of(self.large_chunk)) {
             size = PoolSize::Small;
         }
         let mut segment = Segment {

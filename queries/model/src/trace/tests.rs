@@ -256,3 +256,28 @@ fn an_end_that_contradicts_the_trace_is_told() {
         }
     );
 }
+
+/// PyTorch maps and unmaps expandable segments in chunks of 2 MiB for small requests and of 20 MiB for
+/// large ones: 4 MiB that come back at once are two chunks of the small pool, 40 MiB two of the large.
+#[test]
+fn what_an_expandable_segment_gives_back_tells_its_pool() {
+    let settings = Settings {
+        expandable_segments: true,
+        ..Settings::default()
+    };
+    let nothing = AddressMap {
+        segments: Vec::new(),
+    };
+    for (bytes, expected) in [
+        (2 * MIB, PoolSize::Small),
+        (4 * MIB, PoolSize::Small),
+        (20 * MIB, PoolSize::Large),
+        (40 * MIB, PoolSize::Large),
+        (42 * MIB, PoolSize::Small),
+    ] {
+        let events = [event(Action::SegmentUnmap, 1 << 30, bytes)];
+        let start = Start::find(&events, &nothing, &settings);
+        let pools: Vec<_> = start.map.segments.iter().map(|s| s.pool.size).collect();
+        assert_eq!(pools, [expected], "{bytes}");
+    }
+}
