@@ -153,5 +153,25 @@ mod tests {
         let error = cancel.clone().scope(ask()).await.err().unwrap();
         assert!(matches!(error.own(), Error::Cancelled), "{error}");
         assert!(ask().await.is_ok(), "others go on");
+        // Each kind of rule looks by itself.
+        let state = session.state();
+        let plan = session::plan(&session, sql).await.unwrap();
+        let analyze = async || {
+            let (plan, options) = (plan.clone(), state.config_options());
+            state.analyzer().execute_and_check(plan, options, |_, _| {})
+        };
+        let analyzed = analyze().await.unwrap();
+        assert!(cancel.clone().scope(analyze()).await.is_err());
+        let optimize = async || {
+            let plan = analyzed.clone();
+            state.optimizer().optimize(plan, &state, |_, _| {})
+        };
+        assert!(optimize().await.is_ok());
+        assert!(cancel.clone().scope(optimize()).await.is_err());
+        let optimized = state.optimize(&plan).unwrap();
+        let physical = state
+            .query_planner()
+            .create_physical_plan(&optimized, &state);
+        assert!(cancel.scope(physical).await.is_err());
     }
 }

@@ -11,13 +11,15 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use datafusion::common::Column;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::{Column, DFSchemaRef};
 use datafusion::error::Result as DataFusionResult;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::parser::Statement;
-use datafusion::sql::sqlparser::ast::{ObjectName, Query, Visit, Visitor};
+use datafusion::sql::planner::IdentNormalizer;
+use datafusion::sql::sqlparser::ast::{Ident, ObjectName, Query, Visit, Visitor};
 
 use crate::Error;
 
@@ -73,9 +75,7 @@ impl Visitor for Queries {
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
         for step in query.with.iter().flat_map(|with| &with.cte_tables) {
             let place: *const Query = step.query.as_ref();
-            // As spelled with or without quotes: taken for one, a step is rather counted twice.
-            let name = step.alias.name.value.to_lowercase();
-            self.named.insert(place, name);
+            self.named.insert(place, spelled([&step.alias.name]));
         }
         self.open.push(Open {
             size: 1,
@@ -100,17 +100,25 @@ impl Visitor for Queries {
     }
 
     fn pre_visit_relation(&mut self, relation: &ObjectName) -> ControlFlow<()> {
-        let name = relation.0.last().and_then(|part| part.as_ident());
-        let name = name.map(|name| name.value.to_lowercase());
-        let step = name.and_then(|name| {
-            let mut open = self.open.iter().rev();
-            open.find_map(|open| open.steps.get(&name).copied())
-        });
+        let name = spelled(relation.0.iter().filter_map(|part| part.as_ident()));
+        let mut open = self.open.iter().rev();
+        let step = open.find_map(|open| open.steps.get(&name).copied());
         if let Some(open) = self.open.last_mut() {
             open.size = open.size.saturating_add(step.unwrap_or(1));
         }
         ControlFlow::Continue(())
     }
+}
+
+/// A name as the planner compares it: `A` is `a`, and `"A"` is not; a step called `"s.t"` answers to
+/// `s.t`.
+fn spelled<'a>(parts: impl IntoIterator<Item = &'a Ident>) -> String {
+    let normalizer = IdentNormalizer::default();
+    let parts = parts.into_iter();
+    let parts: Vec<_> = parts
+        .map(|part| normalizer.normalize(part.clone()))
+        .collect();
+    parts.join(".")
 }
 
 /// Refuses a plan that becomes larger than that.
@@ -139,11 +147,16 @@ struct Size {
     columns: Vec<u64>,
 }
 
+/// What an expression takes columns from.
+type Input = (DFSchemaRef, Rc<Size>);
+
 /// Sizes of the plans that were looked at, by where they lie: a plan that is used twice is looked at
 /// once.
 #[derive(Debug, Default)]
 struct Sizes {
     known: HashMap<*const LogicalPlan, Rc<Size>>,
+    /// What a subquery, or the right side of a LATERAL, may take columns from: it is written out there.
+    outer: Vec<Input>,
     /// Parts of the largest expression.
     largest: u64,
 }
@@ -154,11 +167,14 @@ impl Sizes {
         if let Some(known) = self.known.get(&place) {
             return Ok(Rc::clone(known));
         }
-        let plans = plan.inputs();
-        let mut inputs = Vec::with_capacity(plans.len());
-        for input in &plans {
-            inputs.push((*input, self.of(input)?));
+        let depth = self.outer.len();
+        let mut inputs: Vec<Input> = Vec::new();
+        for input in plan.inputs() {
+            let size = self.of(input)?;
+            inputs.push((Arc::clone(input.schema()), size));
+            self.outer.extend(inputs.last().cloned());
         }
+        // Below, they are what subqueries of this plan's expressions look into.
         let mut steps: u64 = 1;
         for (_, input) in &inputs {
             steps = steps.saturating_add(input.steps);
@@ -171,6 +187,7 @@ impl Sizes {
             parts.push(own);
             Ok(TreeNodeRecursion::Continue)
         })?;
+        self.outer.truncate(depth);
         let columns = columns(plan, &inputs, &parts);
         let size = Rc::new(Size { steps, columns });
         self.known.insert(place, Rc::clone(&size));
@@ -178,15 +195,12 @@ impl Sizes {
     }
 
     /// Parts of an expression, and steps of the subqueries in it.
-    fn parts(
-        &mut self,
-        expression: &Expr,
-        inputs: &[(&LogicalPlan, Rc<Size>)],
-    ) -> DataFusionResult<(u64, u64)> {
+    fn parts(&mut self, expression: &Expr, inputs: &[Input]) -> DataFusionResult<(u64, u64)> {
         let (mut parts, mut steps) = (0_u64, 0_u64);
         expression.apply(|part| {
             let (own, below) = match part {
                 Expr::Column(column) => (of_column(column, inputs), 0),
+                Expr::OuterReferenceColumn(_, column) => (of_column(column, &self.outer), 0),
                 Expr::ScalarSubquery(query) => self.subquery(&query.subquery)?,
                 Expr::Exists(exists) => self.subquery(&exists.subquery.subquery)?,
                 Expr::InSubquery(within) => self.subquery(&within.subquery.subquery)?,
@@ -210,19 +224,17 @@ fn largest(columns: &[u64]) -> u64 {
     columns.iter().copied().max().unwrap_or(1)
 }
 
-/// A column that is not found belongs to an outer query, or to nothing.
-fn of_column(column: &Column, inputs: &[(&LogicalPlan, Rc<Size>)]) -> u64 {
-    inputs
-        .iter()
-        .find_map(|(plan, size)| {
-            let index = plan.schema().maybe_index_of_column(column)?;
-            size.columns.get(index).copied()
-        })
-        .unwrap_or(1)
+/// Of several that have such a column the largest counts; one that none has belongs to nothing.
+fn of_column(column: &Column, inputs: &[Input]) -> u64 {
+    let found = inputs.iter().filter_map(|(schema, size)| {
+        let index = schema.maybe_index_of_column(column)?;
+        size.columns.get(index).copied()
+    });
+    found.max().unwrap_or(1)
 }
 
 /// Parts of a plan's columns, from those of its inputs and of its own expressions.
-fn columns(plan: &LogicalPlan, inputs: &[(&LogicalPlan, Rc<Size>)], parts: &[u64]) -> Vec<u64> {
+fn columns(plan: &LogicalPlan, inputs: &[Input], parts: &[u64]) -> Vec<u64> {
     let width = plan.schema().fields().len();
     let of_input = |index: usize| inputs.get(index).map(|(_, size)| size.columns.clone());
     let told = match plan {
@@ -303,6 +315,14 @@ mod tests {
             "SELECT l.x + r.x AS x FROM BELOW l JOIN BELOW r ON l.x = r.x WHERE l.x > 1 ORDER BY 1";
         let (_, largest) = sizes(&steps(5, through)).await;
         assert!(largest >= named(5), "{largest}");
+        // A subquery is written out where it stands.
+        for correlated in [
+            "SELECT (SELECT b.x + b.x) AS x FROM BELOW b",
+            "SELECT l.x FROM BELOW b, LATERAL (SELECT b.x + b.x AS x) l",
+        ] {
+            let (_, largest) = sizes(&steps(5, correlated)).await;
+            assert!(largest >= named(5), "{correlated}: {largest}");
+        }
         // A sum over rows is one value.
         let summed = "SELECT sum(x) + sum(x) AS x FROM BELOW";
         let (_, largest) = sizes(&steps(50, summed)).await;
@@ -344,5 +364,11 @@ mod tests {
         // A step is seen where it is defined and within, and the inner of two names counts.
         let shadowed = "WITH a AS (SELECT * FROM t, t, t) SELECT * FROM a, (WITH a AS (SELECT 1) SELECT * FROM a, a)";
         assert_eq!(count(shadowed), 1 + 4 + (1 + 1 + 1));
+        // Quotes make a name another one, and a point in them makes no schema.
+        let quoted =
+            "WITH \"A\" AS (SELECT * FROM t, t, t), a AS (SELECT 1) SELECT * FROM \"A\", A";
+        assert_eq!(count(quoted), 1 + 4 + 1);
+        let pointed = "WITH \"s.t\" AS (SELECT * FROM t, t, t) SELECT * FROM s.t, S.T, t";
+        assert_eq!(count(pointed), 1 + 4 + 4 + 1);
     }
 }

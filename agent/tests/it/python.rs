@@ -257,7 +257,7 @@ fn every_frame_above_a_frameworks_allocator_is_there() {
     let mut daemon = Daemon::new(
         &bench,
         "py-c10",
-        &["--framework-events", "always", "--framework-stacks", "20"],
+        &["--framework-events", "always", "--framework-stacks", "1"],
     );
     daemon.start();
     let mut command = Command::new(python);

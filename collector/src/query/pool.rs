@@ -230,3 +230,66 @@ fn internal(what: impl ToString) -> Error {
         what.to_string(),
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use futures::FutureExt;
+    use vramscope_queries::session::{self, Limits, Options};
+
+    use super::*;
+
+    /// Plans again and again without a pause, so that no task's end could end it, until it fails.
+    fn planning(ended: &Arc<AtomicBool>) -> impl Future<Output = Error> + Send + use<> {
+        let ended = Arc::clone(ended);
+        async move {
+            let session = session::session(&Options::default()).unwrap();
+            let give_up = Instant::now() + Duration::from_secs(120);
+            let limits = Limits {
+                time: None,
+                ..Limits::default()
+            };
+            let sql = "SELECT value FROM range(0, 3)";
+            while Instant::now() < give_up {
+                let answer = session::query(&session, sql, limits).now_or_never();
+                if let Err(error) = answer.expect("planning does not wait").map(|_| ()) {
+                    ended.store(true, Ordering::Relaxed);
+                    return error;
+                }
+            }
+            Error::Busy("nobody ended it".to_string())
+        }
+    }
+
+    async fn is_set(ended: &AtomicBool) {
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while !ended.load(Ordering::Relaxed) {
+            assert!(Instant::now() < give_up, "it plans for nobody");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn planning_ends_when_nobody_waits_for_it() {
+        let pool = Pool::new().unwrap();
+        let lane = pool.lane();
+        let (_cancel, cancelled) = watch::channel(false);
+        let wait = || {
+            Wait::new(
+                &Arc::from("a"),
+                Duration::from_millis(200),
+                cancelled.clone(),
+            )
+        };
+        let ended = Arc::new(AtomicBool::new(false));
+        let work = planning(&ended).map(Err::<(), _>);
+        let answer = lane.run(wait(), work).await;
+        assert!(matches!(answer, Err(Error::TimedOut(_))), "{answer:?}");
+        is_set(&ended).await;
+        let ended = Arc::new(AtomicBool::new(false));
+        let answer = lane.stream(wait(), planning(&ended).map(Err)).await;
+        assert!(matches!(answer.map(|_| ()), Err(Error::TimedOut(_))));
+        is_set(&ended).await;
+    }
+}
