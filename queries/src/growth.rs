@@ -4,8 +4,8 @@
 //! (SELECT x + x AS x FROM b), …` the last column is a sum of 2^n parts as soon as the engine moves a
 //! filter below the steps, and `… FROM a UNION ALL … FROM a` is a plan of 2^n steps. A few lines
 //! would take more memory than there is, which no pool counts. So both sizes are calculated before
-//! anything is written out: steps on the statement ([`check_statement`]), since the planner walks
-//! through what it has of a plan at every step, and both on the plan as it was asked for
+//! anything is written out: steps on the statement (`check_statement`), since the planner copies what
+//! it has of a plan at every step, and both on the plan as it was asked for
 //! ([`check`]), where what is used twice is still one and the same.
 
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ use std::sync::Arc;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchemaRef};
 use datafusion::error::Result as DataFusionResult;
+use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::sql::parser::Statement;
 use datafusion::sql::planner::IdentNormalizer;
@@ -30,26 +31,57 @@ pub const MOST_STEPS: u64 = 10_000;
 /// of tables.
 pub const MOST_PARTS: u64 = 100_000;
 
-/// Refuses a statement whose named steps, written out wherever they are used, are more queries than a
-/// plan may have steps.
-pub fn check_statement(statement: &Statement) -> Result<(), Error> {
-    match statement {
-        Statement::Explain(explain) => check_statement(&explain.statement),
-        Statement::Statement(statement) if queries_of(statement.as_ref()) > MOST_STEPS => {
-            Err(Error::TooLarge {
-                what: "steps",
-                limit: MOST_STEPS,
-            })
-        }
-        _ => Ok(()),
+/// Refuses a statement whose named steps and views, written out wherever they are used, are more
+/// queries than a plan may have steps.
+pub(crate) async fn check_statement(
+    state: &SessionState,
+    statement: &Statement,
+) -> Result<(), Error> {
+    if let Statement::Explain(explain) = statement {
+        return Box::pin(check_statement(state, &explain.statement)).await;
     }
+    let Statement::Statement(sql) = statement else {
+        return Ok(());
+    };
+    let views = views_of(state, statement).await?;
+    if queries_of(sql.as_ref(), &views) > MOST_STEPS {
+        return Err(Error::TooLarge {
+            what: "steps",
+            limit: MOST_STEPS,
+        });
+    }
+    Ok(())
 }
 
-/// Queries and tables in a part of a statement, with each named step counted wherever it is used.
-fn queries_of(part: &impl Visit) -> u64 {
+/// Steps of the views that a statement names.
+async fn views_of(
+    state: &SessionState,
+    statement: &Statement,
+) -> DataFusionResult<HashMap<String, u64>> {
+    let mut views = HashMap::new();
+    // What has no names of tables the planner answers or refuses by itself.
+    let names = state.resolve_table_references(statement);
+    for name in names.unwrap_or_default() {
+        let Ok(schema) = state.schema_for_ref(name.clone()) else {
+            continue;
+        };
+        if let Some(table) = schema.table(name.table()).await?
+            && let Some(plan) = table.get_logical_plan()
+        {
+            let steps = Sizes::default().of(&plan)?.steps;
+            views.insert(name.to_string(), steps);
+        }
+    }
+    Ok(views)
+}
+
+/// Queries and tables in a part of a statement, with each named step and view counted wherever it is
+/// used.
+fn queries_of(part: &impl Visit, views: &HashMap<String, u64>) -> u64 {
     let mut queries = Queries {
         open: vec![Open::default()],
         named: HashMap::new(),
+        views,
     };
     // Nothing in it breaks off.
     let _ = part.visit(&mut queries);
@@ -63,13 +95,14 @@ struct Open {
     steps: HashMap<String, u64>,
 }
 
-struct Queries {
+struct Queries<'a> {
     open: Vec<Open>,
     /// Names of queries that are named steps, by where they lie.
     named: HashMap<*const Query, String>,
+    views: &'a HashMap<String, u64>,
 }
 
-impl Visitor for Queries {
+impl Visitor for Queries<'_> {
     type Break = ();
 
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
@@ -103,8 +136,9 @@ impl Visitor for Queries {
         let name = spelled(relation.0.iter().filter_map(|part| part.as_ident()));
         let mut open = self.open.iter().rev();
         let step = open.find_map(|open| open.steps.get(&name).copied());
+        let size = step.or_else(|| self.views.get(&name).copied());
         if let Some(open) = self.open.last_mut() {
-            open.size = open.size.saturating_add(step.unwrap_or(1));
+            open.size = open.size.saturating_add(size.unwrap_or(1));
         }
         ControlFlow::Continue(())
     }
@@ -275,6 +309,8 @@ fn columns(plan: &LogicalPlan, inputs: &[Input], parts: &[u64]) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use datafusion::datasource::ViewTable;
+
     use super::*;
     use crate::session;
 
@@ -345,7 +381,7 @@ mod tests {
     #[test]
     fn statements_are_counted_as_if_written_out() {
         let count = |sql: &str| match &session::parse(sql).unwrap()[0] {
-            Statement::Statement(statement) => queries_of(statement.as_ref()),
+            Statement::Statement(statement) => queries_of(statement.as_ref(), &HashMap::new()),
             other => panic!("{other}"),
         };
         let twice = "SELECT x FROM BELOW UNION ALL SELECT x FROM BELOW";
@@ -370,5 +406,31 @@ mod tests {
         assert_eq!(count(quoted), 1 + 4 + 1);
         let pointed = "WITH \"s.t\" AS (SELECT * FROM t, t, t) SELECT * FROM s.t, S.T, t";
         assert_eq!(count(pointed), 1 + 4 + 4 + 1);
+    }
+
+    /// A view counts with all its steps before the planner copies them.
+    #[tokio::test]
+    async fn views_are_counted_as_if_written_out() {
+        let twice = "SELECT x FROM BELOW UNION ALL SELECT x FROM BELOW";
+        let session = session::session(&session::Options::default()).unwrap();
+        let plan = session::plan(&session, &steps(6, twice)).await.unwrap();
+        let view = Arc::new(ViewTable::new(plan, None));
+        session.register_table("v", view).unwrap();
+        let over = |times: usize, name: &str| {
+            let first = "range(0, 3)";
+            steps(times, twice).replace(
+                &format!("SELECT value AS x FROM {first}"),
+                &format!("SELECT x FROM {name}"),
+            )
+        };
+        // Some 2^6 steps and 2^2 times as many; 2^8 times.
+        assert!(session::plan(&session, &over(2, "v")).await.is_ok());
+        for name in ["v", "V", "public.v", "datafusion.public.v"] {
+            let statement = &session::parse(&over(8, name)).unwrap()[0];
+            let error = check_statement(&session.state(), statement)
+                .await
+                .unwrap_err();
+            assert!(matches!(error, Error::TooLarge { .. }), "{name}: {error}");
+        }
     }
 }

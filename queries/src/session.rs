@@ -211,7 +211,7 @@ pub(crate) async fn plan_in(
     statement: Statement,
 ) -> Result<LogicalPlan, Error> {
     refuse_by_syntax(&statement)?;
-    growth::check_statement(&statement)?;
+    growth::check_statement(state, &statement).await?;
     let plan = state.statement_to_plan(statement).await?;
     // Before anything walks through it.
     growth::check(&plan)?;
